@@ -66,4 +66,6 @@ pub trait Function: Send + Sync {
     fn bar_placed(&self, bar: usize, address: Option<u64>);
     /// Everything the function held is gone.
     fn reset(&self, kind: ResetKind);
+    /// Live objects and events by name, for the control socket: `("qp", 3)`. Names are stable.
+    fn counts(&self) -> Vec<(&'static str, u64)>;
 }
