@@ -1,2 +1,353 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Empty so far.
+//! The control socket: reads and steers a running model.
+//!
+//! One JSON object a line in each direction: `{"command": "refusals", "args": ["10"], "id": 7}` is answered by one object
+//! with the command's result, or with `"error"`; an `"id"` is repeated in the answer. Empty lines are ignored. A client
+//! may stay (QEMU joins a guest's virtio-serial port to the socket), and what a guest sends may be cut or garbage: it is
+//! answered with an error, and the connection goes on.
+//!
+//! A new command is a row in [`COMMANDS`] and a function.
+
+pub mod client;
+pub mod table;
+
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use crate::log::Referee;
+use crate::platform::Function;
+
+/// The longest request line in bytes.
+pub const MAX_LINE: usize = 64 * 1024;
+/// Clients at one time; a further one is turned away.
+pub const MAX_CLIENTS: usize = 64;
+/// How long a client may leave an answer unread before it is dropped.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What the commands work on.
+pub struct Model {
+    /// Every function of the process.
+    pub functions: Vec<Arc<dyn Function>>,
+    /// Their referee.
+    pub referee: Referee,
+}
+
+type Answer = Result<Value, String>;
+
+/// A command of the control socket.
+pub struct Command {
+    /// Its name.
+    pub name: &'static str,
+    /// Its arguments, for `help`.
+    pub usage: &'static str,
+    /// What it does, in a sentence.
+    pub help: &'static str,
+    run: fn(&Model, &[String]) -> Answer,
+}
+
+/// Every command.
+pub const COMMANDS: &[Command] = &[
+    Command {
+        name: "counts",
+        usage: "[FUNCTION]",
+        help: "live objects and events of each function",
+        run: counts,
+    },
+    Command {
+        name: "help",
+        usage: "",
+        help: "this list",
+        run: help,
+    },
+    Command {
+        name: "ping",
+        usage: "",
+        help: "answers at once",
+        run: |_, _| Ok(json!({"pong": true})),
+    },
+    Command {
+        name: "refusals",
+        usage: "[N]",
+        help: "the last N things refused (20), oldest first, with object, field, value, rule and source",
+        run: refusals,
+    },
+];
+
+fn counts(model: &Model, args: &[String]) -> Answer {
+    let wanted = args.first();
+    let functions: Vec<Value> = model
+        .functions
+        .iter()
+        .filter(|f| wanted.is_none_or(|name| name == f.name()))
+        .map(|f| {
+            let mut row = Map::new();
+            row.insert("name".into(), f.name().into());
+            row.extend(
+                f.counts()
+                    .into_iter()
+                    .map(|(name, n)| (name.into(), n.into())),
+            );
+            row.insert("refusals".into(), model.referee.count(f.name()).into());
+            row.into()
+        })
+        .collect();
+    match wanted {
+        Some(name) if functions.is_empty() => Err(format!("no function {name}")),
+        _ => Ok(json!({"functions": functions})),
+    }
+}
+
+fn help(_: &Model, _: &[String]) -> Answer {
+    let rows = COMMANDS
+        .iter()
+        .map(|c| json!({"command": c.name, "arguments": c.usage, "does": c.help}));
+    Ok(json!({"commands": rows.collect::<Vec<_>>()}))
+}
+
+fn refusals(model: &Model, args: &[String]) -> Answer {
+    let n = match args.first() {
+        Some(n) => n
+            .parse()
+            .map_err(|_| format!("{n:?} is no number of records"))?,
+        None => 20,
+    };
+    Ok(json!({"refusals": model.referee.recent(n)}))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Request {
+    command: String,
+    #[serde(default)]
+    args: Vec<String>,
+    id: Option<Value>,
+}
+
+impl Model {
+    /// Answers one request line; `None` for an empty one.
+    pub fn answer(&self, line: &[u8]) -> Option<Value> {
+        let line = line.trim_ascii();
+        if line.is_empty() {
+            return None;
+        }
+        let (id, answer) = match serde_json::from_slice::<Request>(line) {
+            Ok(request) => (request.id.clone(), self.run(&request)),
+            Err(error) => (None, Err(format!("not a request: {error}"))),
+        };
+        let mut answer = answer.unwrap_or_else(|error| json!({"error": error}));
+        if let (Some(id), Some(object)) = (id, answer.as_object_mut()) {
+            object.insert("id".into(), id);
+        }
+        Some(answer)
+    }
+
+    fn run(&self, request: &Request) -> Answer {
+        let known = COMMANDS.iter().find(|c| c.name == request.command);
+        let command = known.ok_or_else(|| format!("no command {:?}; try help", request.command))?;
+        (command.run)(self, &request.args)
+    }
+
+    /// Serves clients for ever; each gets a thread. Returns only when the listener fails.
+    pub fn serve(self: &Arc<Self>, listener: &UnixListener) -> io::Result<()> {
+        let clients = Arc::new(AtomicUsize::new(0));
+        loop {
+            let (stream, _) = listener.accept()?;
+            if clients.load(Ordering::Relaxed) >= MAX_CLIENTS {
+                tracing::warn!("control socket: more than {MAX_CLIENTS} clients, one turned away");
+                continue;
+            }
+            clients.fetch_add(1, Ordering::Relaxed);
+            let (model, guard) = (Arc::clone(self), Departure(Arc::clone(&clients)));
+            let spawned = std::thread::Builder::new()
+                .name("ctl-client".into())
+                .spawn(move || {
+                    let _guard = guard;
+                    if let Err(error) = model.converse(&stream) {
+                        tracing::info!("control client dropped: {error}");
+                    }
+                });
+            if let Err(error) = spawned {
+                tracing::warn!("control client dropped: no thread: {error}");
+            }
+        }
+    }
+
+    fn converse(&self, stream: &UnixStream) -> io::Result<()> {
+        stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
+        let mut reader = BufReader::new(stream);
+        while let Some(line) = read_line(&mut reader)? {
+            let answer = match line {
+                Line::Whole(line) => self.answer(&line),
+                Line::TooLong => {
+                    Some(json!({"error": format!("a request is at most {MAX_LINE} bytes long")}))
+                }
+            };
+            if let Some(answer) = answer {
+                let mut text = answer.to_string();
+                text.push('\n');
+                (&mut &*stream).write_all(text.as_bytes())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+struct Departure(Arc<AtomicUsize>);
+
+impl Drop for Departure {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+enum Line {
+    Whole(Vec<u8>),
+    TooLong,
+}
+
+/// The next line without its end, or `None` at the end of the stream (where an unfinished line is dropped).
+fn read_line(reader: &mut impl BufRead) -> io::Result<Option<Line>> {
+    let mut line = Vec::new();
+    let mut too_long = false;
+    loop {
+        let chunk = reader.fill_buf()?;
+        if chunk.is_empty() {
+            return Ok(None);
+        }
+        let end = chunk.iter().position(|&b| b == b'\n');
+        let part = &chunk[..end.unwrap_or(chunk.len())];
+        too_long |= line.len() + part.len() > MAX_LINE;
+        if too_long {
+            line.clear();
+        } else {
+            line.extend_from_slice(part);
+        }
+        let used = part.len() + usize::from(end.is_some());
+        reader.consume(used);
+        if end.is_some() {
+            return Ok(Some(if too_long {
+                Line::TooLong
+            } else {
+                Line::Whole(line)
+            }));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::log::Refusal;
+    use std::io::Read;
+
+    fn model() -> Arc<Model> {
+        let referee = Referee::in_memory();
+        for i in 0..3 {
+            referee.refuse(Refusal {
+                function: "nic0".into(),
+                object: format!("qp {i}"),
+                field: "state".into(),
+                value: "RST".into(),
+                rule: "a doorbell needs RTS".into(),
+                source: "test".into(),
+            });
+        }
+        Arc::new(Model {
+            functions: vec![],
+            referee,
+        })
+    }
+
+    #[test]
+    fn requests_are_answered_with_their_id() {
+        let m = model();
+        let answer = |text: &str| m.answer(text.as_bytes()).unwrap();
+        assert_eq!(
+            answer(r#"{"command":"ping","id":5}"#),
+            json!({"pong": true, "id": 5})
+        );
+        assert_eq!(answer(r#"{"command":"ping"}"#), json!({"pong": true}));
+        assert_eq!(answer(r#"{"command":"counts"}"#), json!({"functions": []}));
+        let two = answer(r#"{"command":"refusals","args":["2"]}"#);
+        assert_eq!(two["refusals"][0]["object"], "qp 1");
+        assert_eq!(two["refusals"][1]["seq"], 3);
+        let help = answer(r#"{"command":"help"}"#);
+        assert_eq!(help["commands"].as_array().unwrap().len(), COMMANDS.len());
+        assert!(m.answer(b"  \r").is_none());
+    }
+
+    #[test]
+    fn bad_requests_get_errors() {
+        let m = model();
+        for (text, why) in [
+            (&br#"{"command":"fly","id":1}"#[..], "no command \"fly\""),
+            (
+                br#"{"command":"counts","args":["nic9"]}"#,
+                "no function nic9",
+            ),
+            (br#"{"command":"refusals","args":["-1"]}"#, "is no number"),
+            (br#"{"comm"#, "not a request"),
+            (br#"{"command":"ping","argz":[]}"#, "argz"),
+            (b"[]", "not a request"),
+            (b"\xff\xfe", "not a request"),
+        ] {
+            let answer = m.answer(text).unwrap();
+            let error = answer["error"].as_str().unwrap();
+            assert!(error.contains(why), "{error}");
+        }
+        assert_eq!(m.answer(br#"{"command":"fly","id":1}"#).unwrap()["id"], 1);
+    }
+
+    #[test]
+    fn connections_survive_garbage_and_cuts() {
+        let dir = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(dir.path().join("ctl.sock")).unwrap();
+        let m = model();
+        let server = Arc::clone(&m);
+        std::thread::spawn(move || server.serve(&listener));
+        let connect = || {
+            let s = UnixStream::connect(dir.path().join("ctl.sock")).unwrap();
+            s.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+            s
+        };
+        // One that leaves in the middle of a line, and one that says nothing for as long as it likes.
+        connect().write_all(b"{\"comma").unwrap();
+        let _silent = connect();
+        let mut s = connect();
+        s.write_all(&vec![b'x'; 3 * MAX_LINE]).unwrap();
+        s.write_all(b"\n\n\n{\"command\":").unwrap();
+        s.write_all(b"\"ping\",\"id\":\"a\"}\n").unwrap();
+        let mut lines = BufReader::new(&mut s).lines();
+        let first: Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
+        assert!(first["error"].as_str().unwrap().contains("at most"));
+        let second: Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
+        assert_eq!(second, json!({"pong": true, "id": "a"}));
+    }
+
+    #[test]
+    fn clients_are_bounded() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("ctl.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let m = model();
+        std::thread::spawn(move || m.serve(&listener));
+        let kept: Vec<UnixStream> = (0..MAX_CLIENTS)
+            .map(|_| UnixStream::connect(&path).unwrap())
+            .collect();
+        for mut client in &kept {
+            client.write_all(b"{\"command\":\"ping\"}\n").unwrap();
+            client.read_exact(&mut [0; 1]).unwrap();
+        }
+        let mut extra = UnixStream::connect(&path).unwrap();
+        extra
+            .set_read_timeout(Some(Duration::from_secs(20)))
+            .unwrap();
+        assert_eq!(extra.read(&mut [0; 1]).unwrap(), 0);
+    }
+}

@@ -6,13 +6,18 @@
 //! a [`platform::Function`] to QEMU, [`pci`] is its config space, [`gpu`] a stand-in GPU beside the NIC. [`log`] is the
 //! referee's record of everything refused and [`ctl`] the socket to read and steer a running model.
 
+pub mod bus;
 pub mod cmd;
 pub mod ctl;
+pub mod dma;
 pub mod engine;
 pub mod gpu;
 pub mod hca;
+pub mod hca_config;
 pub mod ifc;
+pub mod irq;
 pub mod log;
+pub mod mem;
 pub mod objects;
 pub mod pci;
 pub mod platform;

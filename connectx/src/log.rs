@@ -9,7 +9,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::fs::File;
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -20,8 +20,51 @@ use serde::Serialize;
 pub const BURST: u32 = 200;
 /// Records of one function written out each second once the burst is spent.
 pub const PER_SECOND: u32 = 20;
+/// Bytes of a log file, after which it is closed with a last line that says so.
+pub const FILE_LIMIT: u64 = 64 << 20;
 /// Recent refusals kept in memory for `connectx ctl refusals`.
 pub const KEPT: usize = 1024;
+
+/// A log file that stops growing at [`FILE_LIMIT`]. Each write is taken whole or not at all.
+#[derive(Debug)]
+pub struct LogFile {
+    file: File,
+    left: u64,
+}
+
+impl LogFile {
+    /// Creates the file, or empties it.
+    pub fn create(path: &Path) -> io::Result<Self> {
+        Ok(Self {
+            file: File::create(path)?,
+            left: FILE_LIMIT,
+        })
+    }
+}
+
+impl Write for LogFile {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        if self.left == 0 {
+            return Ok(data.len());
+        }
+        match self.left.checked_sub(data.len() as u64) {
+            Some(left) => {
+                self.left = left;
+                self.file.write_all(data)?;
+            }
+            None => {
+                self.left = 0;
+                self.file
+                    .write_all(b"{\"log\":\"full, nothing more is written\"}\n")?;
+            }
+        }
+        Ok(data.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
 
 /// Something a function would not do, and why.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -95,7 +138,7 @@ impl Budget {
 
 #[derive(Debug, Default)]
 struct State {
-    json: Option<File>,
+    json: Option<LogFile>,
     seq: u64,
     recent: VecDeque<Record>,
     budgets: HashMap<String, Budget>,
@@ -115,9 +158,9 @@ impl Referee {
     }
 
     /// A referee that also appends to the JSON-lines file at `path`. The human record goes through `tracing`.
-    pub fn to_file(path: &Path) -> std::io::Result<Self> {
+    pub fn to_file(path: &Path) -> io::Result<Self> {
         let referee = Self::default();
-        referee.lock().json = Some(File::create(path)?);
+        referee.lock().json = Some(LogFile::create(path)?);
         Ok(referee)
     }
 
@@ -188,7 +231,7 @@ fn write_json(state: &mut State, record: &Record, dropped: u64) {
         return;
     };
     let result = serde_json::to_vec(&Line { record, dropped })
-        .map_err(std::io::Error::from)
+        .map_err(io::Error::from)
         .and_then(|mut line| {
             line.push(b'\n');
             file.write_all(&line)
@@ -241,6 +284,22 @@ mod tests {
         assert_eq!(referee.count("nic0"), 100_001);
         assert_eq!(referee.count("nic1"), 1);
         assert_eq!(referee.count("gpu0"), 0);
+    }
+
+    #[test]
+    fn a_log_file_stops_growing() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        let mut log = LogFile::create(&path).unwrap();
+        log.left = 10;
+        for line in ["12345\n", "7\n", "123\n", "x\n"] {
+            log.write_all(line.as_bytes()).unwrap();
+        }
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert_eq!(
+            text,
+            "12345\n7\n{\"log\":\"full, nothing more is written\"}\n"
+        );
     }
 
     #[test]

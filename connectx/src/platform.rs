@@ -22,11 +22,16 @@ pub trait Dma: Send + Sync {
     fn read(&self, addr: u64, buf: &mut [u8]) -> Result<(), DmaFault>;
     /// Copies `buf` to bus address `addr`.
     fn write(&self, addr: u64, buf: &[u8]) -> Result<(), DmaFault>;
-    /// One store of a naturally aligned 1-, 4- or 8-byte `buf` that is seen whole, and after every earlier write.
+    /// One store of a naturally aligned 1-, 2-, 4- or 8-byte `buf` that is seen whole, and after every earlier write.
+    /// Any other length or alignment is a fault.
     fn publish(&self, addr: u64, buf: &[u8]) -> Result<(), DmaFault>;
     /// A 64-bit add-and-fetch-old or compare-and-swap on an aligned quadword, atomic to the CPUs that share the memory.
-    /// `f` maps the old native-endian value to the new one, or `None` to leave it; the old value is returned.
+    /// `f` maps the old native-endian value to the new one, or `None` to leave it; the old value is returned. When a CPU
+    /// changes the quadword meanwhile, `f` is asked again.
     fn atomic64(&self, addr: u64, f: &mut dyn FnMut(u64) -> Option<u64>) -> Result<u64, DmaFault>;
+    /// A posted write of at most 64 bytes that goes wherever the PCI fabric routes it: to another function's registers
+    /// too, which `write` does not reach. The caller must hold no lock that its own register accesses take.
+    fn post(&self, addr: u64, buf: &[u8]) -> Result<(), DmaFault>;
 }
 
 /// MSI-X as seen by the function.
@@ -44,7 +49,8 @@ pub enum ResetKind {
     FunctionLevel,
 }
 
-/// A PCI function. Calls come from the front end's thread, one at a time; they must return promptly.
+/// A PCI function. Calls come from the front end's thread, one at a time, except `bar_write`, which peers call too
+/// (a GPU rings a NIC's doorbell), and `counts`. All must return promptly.
 pub trait Function: Send + Sync {
     /// Short unique name, as in logs: `nic0`, `gpu1`.
     fn name(&self) -> &str;
@@ -56,6 +62,10 @@ pub trait Function: Send + Sync {
     fn msix_vectors(&self) -> u16;
     /// Gives the function its view of memory and its interrupts; called once, before any access.
     fn connect(&self, dma: Arc<dyn Dma>, interrupts: Arc<dyn Interrupts>);
+    /// The memory behind a BAR that is nothing but memory, which peers may then reach by DMA; `None` for registers.
+    fn bar_memory(&self, _bar: usize) -> Option<Arc<crate::mem::SharedMemory>> {
+        None
+    }
     /// MMIO read; bytes that no register covers read as 0.
     fn bar_read(&self, bar: usize, offset: u64, data: &mut [u8]);
     /// MMIO write, of the length and alignment that the CPU used.

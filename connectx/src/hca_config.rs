@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The config space of a ConnectX-6 InfiniBand function, as its Linux driver and `lspci` expect it.
+
+use crate::pci::{Bar, Builder, ConfigSpace, Express, Identity};
+
+/// Bytes of BAR 0: the initialization segment, MSI-X tables and UAR pages.
+pub const BAR0_SIZE: u64 = 32 << 20;
+/// MSI-X vectors.
+pub const MSIX_VECTORS: u16 = 16;
+/// Offset of the MSI-X table in BAR 0. The host's interrupt emulation owns these pages, so no UAR may lie there.
+pub const MSIX_TABLE: u32 = 0x2000;
+/// Offset of the MSI-X pending bits in BAR 0.
+pub const MSIX_PENDING: u32 = 0x3000;
+
+/// Config space at power-on. `serial` becomes the Device Serial Number (an EUI-64, as the node GUID).
+pub fn config_space(serial: u64) -> ConfigSpace {
+    // Ids: the PCI ID repository's "MT28908 Family [ConnectX-6]". Class 0x0207 is an InfiniBand controller.
+    Builder::new(Identity {
+        vendor: 0x15b3,
+        device: 0x101b,
+        subsystem_vendor: 0x15b3,
+        subsystem: 0x0007,
+        class: 0x02_07_00,
+        revision: 0,
+    })
+    .bar(
+        0,
+        Bar::Memory64 {
+            size: BAR0_SIZE,
+            prefetchable: true,
+        },
+    )
+    .express(0x60, Express::gen4_x16())
+    .msix(0x9c, MSIX_VECTORS, (0, MSIX_TABLE), (0, MSIX_PENDING))
+    .power_management(0x40)
+    .error_reporting(0x100)
+    .serial_number(0x1c0, serial)
+    .build()
+}
