@@ -25,17 +25,28 @@
 #define IBGDA_IOC_TYPE		0xBD
 #define IBGDA_PAGE_SIZE		4096
 
+#define IBGDA_CMD_INFO			0x00
+#define IBGDA_CMD_BIND			0x01
+#define IBGDA_CMD_DOORBELL_IMPORT	0x02
+#define IBGDA_CMD_QUEUE_ALLOC		0x03
+#define IBGDA_CMD_POPULATE		0x04
+#define IBGDA_CMD_STATUS		0x05
+#define IBGDA_CMD_RELEASE		0x06
+#define IBGDA_CMD_EVENTFD		0x07
+#define IBGDA_CMD_EVENTS		0x08
+#define IBGDA_CMD_REBIND		0x09
+
 /* The number alone names the command: sizes travel in the argument. */
-#define IBGDA_IOC_INFO			_IO(IBGDA_IOC_TYPE, 0x00)
-#define IBGDA_IOC_BIND			_IO(IBGDA_IOC_TYPE, 0x01)
-#define IBGDA_IOC_DOORBELL_IMPORT	_IO(IBGDA_IOC_TYPE, 0x02)
-#define IBGDA_IOC_QUEUE_ALLOC		_IO(IBGDA_IOC_TYPE, 0x03)
-#define IBGDA_IOC_POPULATE		_IO(IBGDA_IOC_TYPE, 0x04)
-#define IBGDA_IOC_STATUS		_IO(IBGDA_IOC_TYPE, 0x05)
-#define IBGDA_IOC_RELEASE		_IO(IBGDA_IOC_TYPE, 0x06)
-#define IBGDA_IOC_EVENTFD		_IO(IBGDA_IOC_TYPE, 0x07)
-#define IBGDA_IOC_EVENTS		_IO(IBGDA_IOC_TYPE, 0x08)
-#define IBGDA_IOC_REBIND		_IO(IBGDA_IOC_TYPE, 0x09)
+#define IBGDA_IOC_INFO			_IO(IBGDA_IOC_TYPE, IBGDA_CMD_INFO)
+#define IBGDA_IOC_BIND			_IO(IBGDA_IOC_TYPE, IBGDA_CMD_BIND)
+#define IBGDA_IOC_DOORBELL_IMPORT	_IO(IBGDA_IOC_TYPE, IBGDA_CMD_DOORBELL_IMPORT)
+#define IBGDA_IOC_QUEUE_ALLOC		_IO(IBGDA_IOC_TYPE, IBGDA_CMD_QUEUE_ALLOC)
+#define IBGDA_IOC_POPULATE		_IO(IBGDA_IOC_TYPE, IBGDA_CMD_POPULATE)
+#define IBGDA_IOC_STATUS		_IO(IBGDA_IOC_TYPE, IBGDA_CMD_STATUS)
+#define IBGDA_IOC_RELEASE		_IO(IBGDA_IOC_TYPE, IBGDA_CMD_RELEASE)
+#define IBGDA_IOC_EVENTFD		_IO(IBGDA_IOC_TYPE, IBGDA_CMD_EVENTFD)
+#define IBGDA_IOC_EVENTS		_IO(IBGDA_IOC_TYPE, IBGDA_CMD_EVENTS)
+#define IBGDA_IOC_REBIND		_IO(IBGDA_IOC_TYPE, IBGDA_CMD_REBIND)
 
 /**
  * struct ibgda_info - IBGDA_IOC_INFO: what this module offers
@@ -200,14 +211,14 @@ struct ibgda_populate {
 };
 
 /**
- * struct ibgda_status - IBGDA_IOC_STATUS: where to map the status page
- * @size: sizeof(struct ibgda_status)
+ * struct ibgda_status_map - IBGDA_IOC_STATUS: where to map the status page
+ * @size: sizeof(struct ibgda_status_map)
  * @flags: must be 0
  * @mmap_offset: out: for mmap(2) of 4096 bytes, PROT_READ only, MAP_SHARED
  *
  * ENOTCONN not bound.
  */
-struct ibgda_status {
+struct ibgda_status_map {
 	__u32 size;
 	__u32 flags;
 	__aligned_u64 mmap_offset;
