@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * GPU-initiated RDMA: what a kernel calls. For nvcc (sm_75 and later), NVRTC, and a C++17 compiler with IBGDA_HOST
+ * defined, where CPU threads stand in for GPU threads.
+ *
+ *   ibgda/types.h     queue handles, completions, status codes; shared with the host
+ *   ibgda/platform.h  stores, loads, fences, clock: all that differs between GPU and CPU
+ *   ibgda/wqe.h       WQE builders, pure
+ *   ibgda/poll.h      completions, errors, bounded waits
+ *   ibgda/post.h      reserve, write, publish; the doorbell
+ *   ibgda/verbs.h     put, get, send, atomics, recv, wait, quiet
+ *
+ * The handles come from libibgda (ibgda_qp_device_handle). A typical kernel:
+ *
+ *   ibgda_u64 request;
+ *   ibgda_status status = ibgda_put(qp, peer, 0, mine, 0, bytes, 0, &request);
+ *   if (status == IBGDA_OK)
+ *       status = ibgda_wait(qp, request, ibgda_clock_ns() + 1000000);
+ *   if (status != IBGDA_OK)
+ *       ...                       // qp->send_cq->error says which request failed first, and why
+ */
+#ifndef IBGDA_DEVICE_CUH
+#define IBGDA_DEVICE_CUH
+
+#include "ibgda/verbs.h"
+
+#endif
