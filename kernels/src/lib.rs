@@ -9,13 +9,14 @@ mod status;
 pub use status::{Status, opcode_name};
 
 /// The C types of `ibgda/types.h`, under their own names.
+#[allow(
+    missing_docs,
+    non_camel_case_types,
+    non_upper_case_globals,
+    clippy::all,
+    clippy::undocumented_unsafe_blocks
+)]
 pub mod abi {
-    #![allow(
-        missing_docs,
-        non_camel_case_types,
-        non_upper_case_globals,
-        clippy::all
-    )]
     include!(concat!(env!("OUT_DIR"), "/types.rs"));
 }
 

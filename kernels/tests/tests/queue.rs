@@ -6,11 +6,12 @@ use ibgda_device::{
     Status,
     abi::{
         IBGDA_CQE_INVALID, IBGDA_CQE_REQ, IBGDA_CQE_REQ_ERR, IBGDA_NO_DOORBELL, IBGDA_UNSIGNALED,
-        ibgda_cq, ibgda_cqe, ibgda_qp, ibgda_status,
+        ibgda_cq, ibgda_qp, ibgda_region, ibgda_status,
     },
 };
-use ibgda_test_kernels::*;
+use ibgda_test_kernels::{Poller, Poster};
 use std::{
+    marker::PhantomData,
     ptr,
     sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering},
     thread,
@@ -55,7 +56,7 @@ impl Rig {
     }
 
     /// Handles whose queues start at index `first`, as if that many requests had gone before.
-    fn handles(&self, first: u64) -> (Box<ibgda_cq>, ibgda_qp) {
+    fn side(&self, first: u64) -> Side<'_> {
         let mut cq = Box::new(ibgda_cq {
             ring: self.cq_ring.as_ptr().cast(),
             doorbell_record: self.cq_records.as_ptr().cast::<u32>().cast_mut(),
@@ -67,7 +68,7 @@ impl Rig {
             completed: first,
             ..Default::default()
         });
-        let qp = ibgda_qp {
+        let qp = Box::new(ibgda_qp {
             send_ring: self.send_ring.as_ptr().cast::<u8>().cast_mut(),
             doorbell_record: self.records.as_ptr().cast::<u32>().cast_mut(),
             doorbell: ptr::from_ref(&*self.doorbell).cast::<u64>().cast_mut(),
@@ -77,8 +78,12 @@ impl Rig {
             producer: first,
             rung: first,
             ..Default::default()
-        };
-        (cq, qp)
+        });
+        Side {
+            cq,
+            qp,
+            _rig: PhantomData,
+        }
     }
 
     fn write_cqe(&self, index: u64, kind: u32, counter: u16, syndrome: u8) {
@@ -142,44 +147,55 @@ impl Rig {
     }
 }
 
-fn soon() -> u64 {
-    test_clock_ns() + 120_000_000_000
+/// Longer than anything here takes on a loaded machine.
+const PATIENCE: u64 = 120_000_000_000;
+
+/// Handles into a rig, and who uses them.
+struct Side<'a> {
+    cq: Box<ibgda_cq>,
+    qp: Box<ibgda_qp>,
+    _rig: PhantomData<&'a Rig>,
+}
+
+impl Side<'_> {
+    fn poster(&mut self) -> Poster {
+        // SAFETY: the handles name memory of the rig, which lives longer; each test's main thread alone uses them.
+        unsafe { Poster::new(&mut *self.qp) }
+    }
+
+    fn poller(&mut self) -> Poller {
+        // SAFETY: as above.
+        unsafe { Poller::new(&mut *self.cq) }
+    }
+}
+
+fn post(side: &mut Side<'_>, flags: u32) -> Result<u64, Status> {
+    side.poster().put(0, 0, 0, 0, 8, flags)
 }
 
 /// Posts `count` requests with the given intervals of completions and doorbells to a NIC thread.
 fn storm(depth: u32, first: u64, count: u64, signal_every: u64, doorbell_every: u64) {
     let rig = Rig::new(depth);
-    // The CQ's ownership bits of the lap that `first` is in.
+    // The CQ's ownership bits of the lap before `first`.
     for index in first.saturating_sub(u64::from(depth))..first {
-        rig.cq_ring[(index % u64::from(depth)) as usize].0[63].store(
-            0xf0 | (index / u64::from(depth)) as u8 & 1,
-            Ordering::Relaxed,
-        );
+        let owner = (index / u64::from(depth)) as u8 & 1;
+        rig.cq_ring[(index % u64::from(depth)) as usize].0[63]
+            .store(0xf0 | owner, Ordering::Relaxed);
     }
-    let (cq, mut qp) = rig.handles(first);
-    qp.post_timeout_ns = 120_000_000_000;
+    let mut side = rig.side(first);
+    side.qp.post_timeout_ns = PATIENCE;
     let values = thread::scope(|scope| {
         let nic = scope.spawn(|| rig.nic(first));
-        // SAFETY: the handles point into `rig`; the remote address is only a number to this NIC.
-        let status = unsafe {
-            test_put_storm(
-                &mut qp,
-                0,
-                0,
-                1,
-                count,
-                signal_every,
-                doorbell_every,
-                soon(),
-            )
-        };
+        let status = side
+            .poster()
+            .storm(0, 0, 1, count, signal_every, doorbell_every, PATIENCE);
         rig.stop.store(true, Ordering::Relaxed);
         let values = nic.join().expect("the NIC found a fault");
-        assert_eq!(Status(status), Status::OK);
+        assert_eq!(status, Ok(()));
         values
     });
-    assert_eq!(qp.producer, first + count);
-    assert_eq!(cq.completed, first + count);
+    assert_eq!(side.qp.producer, first + count);
+    assert_eq!(side.cq.completed, first + count);
     assert!(
         values.into_iter().eq(first..first + count),
         "every request once and in order"
@@ -209,26 +225,20 @@ fn indices_pass_the_wrap_of_the_counters() {
 #[test]
 fn a_full_ring_with_a_dead_peer_is_an_error_within_the_timeout() {
     let rig = Rig::new(16);
-    let (_cq, mut qp) = rig.handles(0);
-    qp.post_timeout_ns = 50_000_000;
-    // SAFETY: the handles point into `rig`; nothing reads the addresses.
-    let mut put = || Status(unsafe { test_put(&mut qp, 0, 0, 0, 0, 8, 0, ptr::null_mut()) });
-    for _ in 0..16 {
-        assert_eq!(put(), Status::OK);
+    let mut side = rig.side(0);
+    side.qp.post_timeout_ns = 50_000_000;
+    for index in 0..16 {
+        assert_eq!(post(&mut side, 0), Ok(index));
     }
     let start = Instant::now();
-    assert_eq!(put(), Status::QUEUE_FULL);
+    assert_eq!(post(&mut side, 0), Err(Status::QUEUE_FULL));
     assert!(
         start.elapsed() >= Duration::from_millis(50),
         "gave up before the timeout"
     );
-    assert_eq!(qp.producer, 16, "a refused request takes no slot");
-    qp.post_timeout_ns = 0;
-    // SAFETY: as above.
-    assert_eq!(
-        Status(unsafe { test_put(&mut qp, 0, 0, 0, 0, 8, 0, ptr::null_mut()) }),
-        Status::QUEUE_FULL
-    );
+    assert_eq!(side.qp.producer, 16, "a refused request takes no slot");
+    side.qp.post_timeout_ns = 0;
+    assert_eq!(post(&mut side, 0), Err(Status::QUEUE_FULL));
     for index in 0..16 {
         assert_eq!(
             rig.slot(index)[2],
@@ -241,117 +251,82 @@ fn a_full_ring_with_a_dead_peer_is_an_error_within_the_timeout() {
 #[test]
 fn the_first_error_stays_and_what_came_before_it_succeeded() {
     let rig = Rig::new(16);
-    let (mut cq, mut qp) = rig.handles(0);
-    // SAFETY: the handles point into `rig`, here and in what follows.
-    let mut put =
-        |flags| Status(unsafe { test_put(&mut qp, 0, 0, 0, 0, 8, flags, ptr::null_mut()) });
-    for flags in [0, IBGDA_UNSIGNALED, 0, 0] {
-        assert_eq!(put(flags), Status::OK);
+    let mut side = rig.side(0);
+    for (index, flags) in [0, IBGDA_UNSIGNALED, 0, 0].into_iter().enumerate() {
+        assert_eq!(post(&mut side, flags), Ok(index as u64));
     }
     rig.write_cqe(0, IBGDA_CQE_REQ, 0, 0);
     rig.write_cqe(1, IBGDA_CQE_REQ_ERR, 2, 0x13);
     rig.write_cqe(2, IBGDA_CQE_REQ_ERR, 3, 0x05);
 
-    let deadline = soon();
-    // SAFETY: as above.
-    unsafe {
-        assert_eq!(Status(test_wait(&mut qp, 0, deadline)), Status::OK);
-        assert_eq!(
-            Status(test_wait(&mut qp, 2, deadline)),
-            Status::REMOTE_ACCESS
-        );
-        assert_eq!(
-            Status(test_wait(&mut qp, 1, deadline)),
-            Status::OK,
-            "before the failure, without a CQE of its own"
-        );
-        assert_eq!(
-            Status(test_wait(&mut qp, 3, deadline)),
-            Status::REMOTE_ACCESS
-        );
-        assert_eq!(Status(test_quiet(&mut qp, deadline)), Status::REMOTE_ACCESS);
-        assert_eq!(
-            Status(test_put(&mut qp, 0, 0, 0, 0, 8, 0, ptr::null_mut())),
-            Status::REMOTE_ACCESS
-        );
-        let mut cqe = ibgda_cqe::default();
-        assert_eq!(
-            Status(test_poll_cq(&mut *cq, &mut cqe, 0)),
-            Status::REMOTE_ACCESS,
-            "the flush was taken, the error stays"
-        );
-    }
-    assert_eq!(qp.producer, 4);
-    let error = cq.error;
+    let refused = Err(Status::REMOTE_ACCESS);
+    let mut poster = side.poster();
+    assert_eq!(poster.wait(0, PATIENCE), Ok(()));
+    assert_eq!(poster.wait(2, PATIENCE), refused);
     assert_eq!(
-        (
-            error.wqe_index,
-            error.qpn,
-            error.opcode,
-            error.syndrome,
-            error.vendor_syndrome
-        ),
-        (2, QPN, 8, 0x13, 0x77)
+        poster.wait(1, PATIENCE),
+        Ok(()),
+        "before the failure, without a CQE of its own"
     );
+    assert_eq!(poster.wait(3, PATIENCE), refused);
+    assert_eq!(poster.quiet(PATIENCE), refused);
+    assert_eq!(poster.put(0, 0, 0, 0, 8, 0), Err(Status::REMOTE_ACCESS));
+    let (status, cqe) = side.poller().poll(0);
+    assert_eq!(
+        (status, cqe.kind.into()),
+        (Status::REMOTE_ACCESS, IBGDA_CQE_INVALID),
+        "the flush was taken, the error stays"
+    );
+    assert_eq!(side.qp.producer, 4);
+    let error = side.cq.error;
+    let fields = (
+        error.wqe_index,
+        error.qpn,
+        error.opcode,
+        error.syndrome,
+        error.vendor_syndrome,
+    );
+    assert_eq!(fields, (2, QPN, 8, 0x13, 0x77));
 }
 
 #[test]
 fn poll_gives_flushes_one_by_one() {
     let rig = Rig::new(4);
-    let (mut cq, mut qp) = rig.handles(0);
-    for _ in 0..3 {
-        // SAFETY: the handles point into `rig`.
-        assert_eq!(
-            Status(unsafe { test_put(&mut qp, 0, 0, 0, 0, 8, 0, ptr::null_mut()) }),
-            Status::OK
-        );
+    let mut side = rig.side(0);
+    for index in 0..3 {
+        assert_eq!(post(&mut side, 0), Ok(index));
     }
     for (index, syndrome) in [(0, 0x15), (1, 5), (2, 5)] {
         rig.write_cqe(index, IBGDA_CQE_REQ_ERR, index as u16, syndrome);
     }
-    let mut seen = Vec::new();
-    for _ in 0..4 {
-        let mut cqe = ibgda_cqe::default();
-        // SAFETY: as above.
-        let status = unsafe { test_poll_cq(&mut *cq, &mut cqe, 0) };
-        seen.push((status, u32::from(cqe.kind), cqe.wqe_index));
-    }
-    let retry = ibgda_status::IBGDA_ERR_TRANSPORT_RETRY_EXCEEDED;
-    let flushed = ibgda_status::IBGDA_ERR_WR_FLUSHED;
-    assert_eq!(
-        seen[..3],
-        [(retry, 13, 0), (flushed, 13, 1), (flushed, 13, 2)]
-    );
+    let mut poller = side.poller();
+    let seen: [_; 4] = std::array::from_fn(|_| {
+        let (status, cqe) = poller.poll(0);
+        (status, u32::from(cqe.kind), cqe.wqe_index)
+    });
+    let retry = Status(ibgda_status::IBGDA_ERR_TRANSPORT_RETRY_EXCEEDED);
+    assert_eq!(seen[0], (retry, IBGDA_CQE_REQ_ERR, 0));
+    assert_eq!(seen[1], (Status::WR_FLUSHED, IBGDA_CQE_REQ_ERR, 1));
+    assert_eq!(seen[2], (Status::WR_FLUSHED, IBGDA_CQE_REQ_ERR, 2));
     assert_eq!((seen[3].0, seen[3].1), (retry, IBGDA_CQE_INVALID));
 }
 
 #[test]
 fn a_wait_is_bounded_and_0_polls_once() {
     let rig = Rig::new(4);
-    let (mut cq, mut qp) = rig.handles(0);
-    // SAFETY: the handles point into `rig`, here and below.
+    let mut side = rig.side(0);
+    assert_eq!(post(&mut side, 0), Ok(0));
+    assert_eq!(side.poller().poll(0).0, Status::TIMEOUT);
+    let start = Instant::now();
+    assert_eq!(side.poster().wait(0, 30_000_000), Err(Status::TIMEOUT));
+    assert!(start.elapsed() >= Duration::from_millis(30));
+    rig.write_cqe(0, IBGDA_CQE_REQ, 0, 0);
+    assert_eq!(side.poller().poll(0).0, Status::OK);
     assert_eq!(
-        Status(unsafe { test_put(&mut qp, 0, 0, 0, 0, 8, 0, ptr::null_mut()) }),
-        Status::OK
+        side.poller().poll(0).0,
+        Status::TIMEOUT,
+        "the same CQE must not count twice"
     );
-    let mut cqe = ibgda_cqe::default();
-    // SAFETY: as above.
-    unsafe {
-        assert_eq!(Status(test_poll_cq(&mut *cq, &mut cqe, 0)), Status::TIMEOUT);
-        let start = Instant::now();
-        assert_eq!(
-            Status(test_wait(&mut qp, 0, test_clock_ns() + 30_000_000)),
-            Status::TIMEOUT
-        );
-        assert!(start.elapsed() >= Duration::from_millis(30));
-        rig.write_cqe(0, IBGDA_CQE_REQ, 0, 0);
-        assert_eq!(Status(test_poll_cq(&mut *cq, &mut cqe, 0)), Status::OK);
-        assert_eq!(
-            Status(test_poll_cq(&mut *cq, &mut cqe, 0)),
-            Status::TIMEOUT,
-            "the same CQE must not count twice"
-        );
-    }
     assert_eq!(
         u32::from_be(rig.cq_records[CQ_CONSUMER].load(Ordering::Relaxed)),
         1
@@ -362,45 +337,30 @@ fn a_wait_is_bounded_and_0_polls_once() {
 fn loss_of_the_nic_ends_a_wait_long_before_its_deadline() {
     for lost in [1_u64 << 32 | 2, 2 << 32 | 3, 2 << 32 | 1] {
         let rig = Rig::new(4);
-        let (cq, mut qp) = rig.handles(0);
-        // SAFETY: the handles point into `rig`, here and below.
-        assert_eq!(
-            Status(unsafe { test_put(&mut qp, 0, 0, 0, 0, 8, 0, ptr::null_mut()) }),
-            Status::OK
-        );
+        let mut side = rig.side(0);
+        assert_eq!(post(&mut side, 0), Ok(0));
         let start = Instant::now();
         thread::scope(|scope| {
             scope.spawn(|| {
                 thread::sleep(Duration::from_millis(20));
                 rig.status_page.store(lost, Ordering::Relaxed);
             });
-            // SAFETY: as above.
-            assert_eq!(
-                Status(unsafe { test_wait(&mut qp, 0, test_clock_ns() + 60_000_000_000) }),
-                Status::NIC_LOST
-            );
+            assert_eq!(side.poster().wait(0, PATIENCE), Err(Status::NIC_LOST));
         });
-        assert!(start.elapsed() < Duration::from_secs(30));
-        // SAFETY: as above.
-        assert_eq!(
-            Status(unsafe { test_put(&mut qp, 0, 0, 0, 0, 8, 0, ptr::null_mut()) }),
-            Status::NIC_LOST
-        );
-        assert_eq!(cq.error.status, ibgda_status::IBGDA_ERR_NIC_LOST);
+        assert!(start.elapsed() < Duration::from_nanos(PATIENCE / 2));
+        assert_eq!(post(&mut side, 0), Err(Status::NIC_LOST));
+        assert_eq!(side.cq.error.status, ibgda_status::IBGDA_ERR_NIC_LOST);
     }
 }
 
 #[test]
 fn repeated_single_polls_see_the_loss_too() {
     let rig = Rig::new(4);
-    let (mut cq, _qp) = rig.handles(0);
+    let mut side = rig.side(0);
     rig.status_page.store(1 << 32 | 2, Ordering::Relaxed);
-    let mut cqe = ibgda_cqe::default();
-    // SAFETY: the handles point into `rig`.
-    let polls = (1..=1_000)
-        .find(|_| Status(unsafe { test_poll_cq(&mut *cq, &mut cqe, 0) }) == Status::NIC_LOST);
+    let mut poller = side.poller();
     assert!(
-        polls.is_some(),
+        (0..1_000).any(|_| poller.poll(0).0 == Status::NIC_LOST),
         "1000 polls without a look at the status page"
     );
 }
@@ -408,104 +368,60 @@ fn repeated_single_polls_see_the_loss_too() {
 #[test]
 fn doorbells_only_go_forward_and_only_over_reserved_slots() {
     let rig = Rig::new(8);
-    let (_cq, mut qp) = rig.handles(0);
+    let mut side = rig.side(0);
     let record = || u32::from_be(rig.records[SEND_RECORD].load(Ordering::Relaxed));
-    // SAFETY: the handles point into `rig`.
-    unsafe {
-        assert_eq!(
-            test_write_doorbell(&mut qp, 1),
-            ibgda_status::IBGDA_ERR_INVALID_INDEX
-        );
-        for _ in 0..3 {
-            assert_eq!(
-                Status(test_put(
-                    &mut qp,
-                    0,
-                    0,
-                    0,
-                    0,
-                    8,
-                    IBGDA_NO_DOORBELL,
-                    ptr::null_mut()
-                )),
-                Status::OK
-            );
-        }
-        assert_eq!(
-            (record(), rig.doorbell.load(Ordering::Relaxed)),
-            (0, 0),
-            "told not to ring"
-        );
-        assert_eq!(Status(test_write_doorbell(&mut qp, 2)), Status::OK);
-        assert_eq!(record(), 2);
-        assert_eq!(Status(test_write_doorbell(&mut qp, 1)), Status::OK);
-        assert_eq!(record(), 2, "the record went back");
-        assert_eq!(
-            test_write_doorbell(&mut qp, 4),
-            ibgda_status::IBGDA_ERR_INVALID_INDEX
-        );
-        assert_eq!(
-            test_wait(&mut qp, 3, 0),
-            ibgda_status::IBGDA_ERR_INVALID_INDEX
-        );
+    let invalid = Err(Status(ibgda_status::IBGDA_ERR_INVALID_INDEX));
+    assert_eq!(side.poster().write_doorbell(1), invalid);
+    for index in 0..3 {
+        assert_eq!(post(&mut side, IBGDA_NO_DOORBELL), Ok(index));
     }
+    assert_eq!(
+        (record(), rig.doorbell.load(Ordering::Relaxed)),
+        (0, 0),
+        "told not to ring"
+    );
+    let mut poster = side.poster();
+    assert_eq!(poster.write_doorbell(2), Ok(()));
+    assert_eq!(record(), 2);
+    assert_eq!(poster.write_doorbell(1), Ok(()));
+    assert_eq!(record(), 2, "the record went back");
+    assert_eq!(poster.write_doorbell(4), invalid);
+    assert_eq!(poster.wait(3, 0), invalid);
+    assert_eq!(poster.reserve(), Ok(3));
 }
 
 #[test]
 fn arguments_no_nic_would_take_are_refused_before_a_slot_is_taken() {
     let rig = Rig::new(8);
-    let (_cq, mut qp) = rig.handles(0);
-    let invalid = ibgda_status::IBGDA_ERR_INVALID_ARGUMENT;
-    let data = [0_u8; 32];
-    let region = |length| ibgda_device::abi::ibgda_region {
+    let mut side = rig.side(0);
+    let invalid = Status(ibgda_status::IBGDA_ERR_INVALID_ARGUMENT);
+    let region = ibgda_region {
         address: 0x1000,
-        length,
+        length: 64,
         lkey: 1,
         rkey: 2,
     };
-    // SAFETY: the handles point into `rig`; `data` is longer than what any call reads.
-    unsafe {
-        assert_eq!(
-            test_put(&mut qp, 0, 0, 0, 0, (1 << 30) + 1, 0, ptr::null_mut()),
-            invalid
-        );
-        assert_eq!(
-            test_get(&mut qp, 0, 0, 0, 0, u32::MAX, 0, ptr::null_mut()),
-            invalid
-        );
-        assert_eq!(
-            test_put_inline(&mut qp, 0, 0, data.as_ptr().cast(), 0, 0, ptr::null_mut()),
-            invalid
-        );
-        assert_eq!(
-            test_put_inline(&mut qp, 0, 0, data.as_ptr().cast(), 29, 0, ptr::null_mut()),
-            invalid
-        );
-        assert_eq!(
-            test_fetch_add(&mut qp, 4, 0, 0, 0, 1, 0, ptr::null_mut()),
-            invalid
-        );
-        assert_eq!(
-            test_compare_swap(&mut qp, 1, 0, 0, 0, 1, 1, 0, ptr::null_mut()),
-            invalid
-        );
-        assert_eq!(
-            test_put_region(&mut qp, &region(64), 60, &region(64), 0, 8),
-            invalid
-        );
-        assert_eq!(
-            test_put_region(&mut qp, &region(64), 0, &region(64), u64::MAX, 8),
-            invalid
-        );
-        assert_eq!(
-            test_recv(&mut qp, 0, 0, 8),
-            ibgda_status::IBGDA_ERR_NO_QUEUE
-        );
-        assert_eq!(qp.producer, 0);
-        assert_eq!(
-            test_put_region(&mut qp, &region(64), 56, &region(64), 56, 8),
-            0
-        );
-    }
+    let mut poster = side.poster();
+    assert_eq!(poster.put(0, 0, 0, 0, (1 << 30) + 1, 0), Err(invalid));
+    assert_eq!(poster.get(0, 0, 0, 0, u32::MAX, 0), Err(invalid));
+    assert_eq!(poster.send(0, 0, u32::MAX, 0), Err(invalid));
+    assert_eq!(poster.put_inline(0, 0, &[], 0), Err(invalid));
+    assert_eq!(poster.put_inline(0, 0, &[0; 29], 0), Err(invalid));
+    assert_eq!(poster.fetch_add(4, 0, 0, 0, 1), Err(invalid));
+    assert_eq!(poster.compare_swap(1, 0, 0, 0, 1, 1), Err(invalid));
+    assert_eq!(poster.put_region(&region, 60, &region, 0, 8), Err(invalid));
+    assert_eq!(
+        poster.put_region(&region, 0, &region, u64::MAX, 8),
+        Err(invalid)
+    );
+    assert_eq!(
+        poster.recv(0, 0, 8),
+        Err(Status(ibgda_status::IBGDA_ERR_NO_QUEUE))
+    );
+    assert_eq!(side.qp.producer, 0);
+    assert_eq!(
+        side.poster().put_region(&region, 56, &region, 56, 8),
+        Ok(())
+    );
     assert_eq!(rig.slot(0)[16..24], 0x1038_u64.to_be_bytes());
 }

@@ -16,8 +16,13 @@ fn segments(build: impl FnOnce(*mut [u8; 64]) -> u32) -> Vec<String> {
     let count = build(&mut slot) as usize;
     assert!((1..=4).contains(&count), "{count} segments");
     slot[..16 * count]
-        .chunks(16)
-        .map(|s| s.iter().map(|b| format!("{b:02x}")).collect())
+        .chunks_exact(16)
+        .map(|segment| {
+            format!(
+                "{:032x}",
+                u128::from_be_bytes(segment.try_into().expect("16 bytes"))
+            )
+        })
         .collect()
 }
 
