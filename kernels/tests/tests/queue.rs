@@ -50,7 +50,7 @@ impl Rig {
             records: Box::default(),
             cq_records: Box::default(),
             doorbell: Box::default(),
-            status_page: Box::new(AtomicU64::new(1 << 32 | 1)),
+            status_page: Box::new(AtomicU64::new((1 << 32) | 1)),
             stop: AtomicBool::new(false),
         }
     }
@@ -97,7 +97,7 @@ impl Rig {
         for (to, from) in cqe.iter().zip(bytes).take(63) {
             to.store(from, Ordering::Relaxed);
         }
-        cqe[63].store((kind as u8) << 4 | owner, Ordering::Release);
+        cqe[63].store(((kind as u8) << 4) | owner, Ordering::Release);
     }
 
     fn slot(&self, index: u64) -> [u8; 64] {
@@ -335,7 +335,7 @@ fn a_wait_is_bounded_and_0_polls_once() {
 
 #[test]
 fn loss_of_the_nic_ends_a_wait_long_before_its_deadline() {
-    for lost in [1_u64 << 32 | 2, 2 << 32 | 3, 2 << 32 | 1] {
+    for lost in [(1_u64 << 32) | 2, (2 << 32) | 3, (2 << 32) | 1] {
         let rig = Rig::new(4);
         let mut side = rig.side(0);
         assert_eq!(post(&mut side, 0), Ok(0));
@@ -357,7 +357,7 @@ fn loss_of_the_nic_ends_a_wait_long_before_its_deadline() {
 fn repeated_single_polls_see_the_loss_too() {
     let rig = Rig::new(4);
     let mut side = rig.side(0);
-    rig.status_page.store(1 << 32 | 2, Ordering::Relaxed);
+    rig.status_page.store((1 << 32) | 2, Ordering::Relaxed);
     let mut poller = side.poller();
     assert!(
         (0..1_000).any(|_| poller.poll(0).0 == Status::NIC_LOST),
