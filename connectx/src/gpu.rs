@@ -37,6 +37,8 @@ struct Engine {
     count: u32,
     data: [u8; regs::DATA_LEN],
     running: Option<Stream>,
+    /// Number of the last start, so that a store is booked to the stream that it belongs to.
+    start: u64,
     failed: bool,
     refused: bool,
     done: u64,
@@ -52,6 +54,7 @@ impl Default for Engine {
             count: 0,
             data: [0; regs::DATA_LEN],
             running: None,
+            start: 0,
             failed: false,
             refused: false,
             done: 0,
@@ -145,6 +148,7 @@ impl Gpu {
                 Ok(stream) => {
                     (engine.running, engine.failed, engine.refused) = (Some(stream), false, false);
                     (engine.done, engine.failures) = (0, 0);
+                    engine.start += 1;
                 }
                 Err((field, value, rule)) => {
                     (engine.running, engine.refused) = (None, true);
@@ -174,9 +178,9 @@ impl Gpu {
         };
         let engine = &mut state.engines[index];
         match register {
-            regs::ADDRESS => engine.address = engine.address & !0xffff_ffff | u64::from(value),
+            regs::ADDRESS => engine.address = (engine.address & !0xffff_ffff) | u64::from(value),
             regs::ADDRESS_HIGH => {
-                engine.address = engine.address & 0xffff_ffff | u64::from(value) << 32;
+                engine.address = (engine.address & 0xffff_ffff) | (u64::from(value) << 32);
             }
             regs::LENGTH => engine.length = value,
             regs::PERIOD_US => engine.period_us = value,
@@ -269,7 +273,7 @@ impl State {
     }
 
     fn running(&self, from: usize) -> u32 {
-        (0..32).fold(0, |bits, i| bits | u32::from(self.busy(from + i)) << i)
+        (0..32).fold(0, |bits, i| bits | (u32::from(self.busy(from + i)) << i))
     }
 
     /// The engine with the earliest store to make.
@@ -282,9 +286,12 @@ impl State {
         streams.min_by_key(|(_, stream)| stream.due)
     }
 
-    /// Books a store.
-    fn stored(&mut self, index: usize, ok: bool) {
+    /// Books a store of the stream that began with start number `start`, unless another has begun since.
+    fn stored(&mut self, index: usize, start: u64, ok: bool) {
         let engine = &mut self.engines[index];
+        if engine.start != start {
+            return;
+        }
         engine.failed = !ok;
         *(if ok {
             &mut engine.done
@@ -327,6 +334,7 @@ fn run_engines(shared: &Shared, dma: &dyn Dma) {
             ..stream
         });
         state.storing = Some(index);
+        let start = state.engines[index].start;
         drop(state);
         // Not under the lock: the target may be another GPU's registers, whose engine may be storing into ours.
         let ok = dma
@@ -335,7 +343,7 @@ fn run_engines(shared: &Shared, dma: &dyn Dma) {
         state = shared.lock();
         // A reset meanwhile has cleared the books; this store belongs to the time before.
         if state.storing.take() == Some(index) {
-            state.stored(index, ok);
+            state.stored(index, start, ok);
         }
         shared.changed.notify_all();
     }
@@ -360,7 +368,7 @@ impl Function for Gpu {
             device: 0x2335,
             subsystem_vendor: 0x10de,
             subsystem: 0x18be,
-            class: 0x03_02_00,
+            class: 0x03_0200,
             revision: 0xa1,
         })
         .bar(

@@ -20,7 +20,7 @@ pub fn config_space(serial: u64) -> ConfigSpace {
         device: 0x101b,
         subsystem_vendor: 0x15b3,
         subsystem: 0x0007,
-        class: 0x02_07_00,
+        class: 0x02_0700,
         revision: 0,
     })
     .bar(

@@ -63,14 +63,12 @@ impl Interrupts for Vectors {
 mod tests {
     use super::*;
     use nix::sys::eventfd::{EfdFlags, EventFd};
-    use std::os::fd::OwnedFd;
 
     #[test]
     fn vectors_reach_their_own_eventfd_and_no_other() {
         let vectors = Vectors::new(2);
         let event = EventFd::from_flags(EfdFlags::EFD_NONBLOCK).unwrap();
-        let share =
-            |e: &EventFd| File::from(OwnedFd::from(e.as_fd().try_clone_to_owned().unwrap()));
+        let share = |e: &EventFd| File::from(e.as_fd().try_clone_to_owned().unwrap());
         assert!(vectors.assign(1, Some(share(&event))).unwrap());
         assert!(!vectors.assign(2, Some(share(&event))).unwrap());
         vectors.raise(0);

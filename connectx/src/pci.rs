@@ -124,7 +124,7 @@ impl ConfigSpace {
         let low = u64::from(self.dword(at) & reg::BAR_ADDRESS_MASK);
         let address = match kind {
             Bar::Memory32 { .. } => low,
-            Bar::Memory64 { .. } => low | u64::from(self.dword(at + 4)) << 32,
+            Bar::Memory64 { .. } => low | (u64::from(self.dword(at + 4)) << 32),
         };
         (address != 0).then_some(address)
     }
@@ -182,7 +182,7 @@ mod tests {
             device: 0x101b,
             subsystem_vendor: 0x15b3,
             subsystem: 7,
-            class: 0x0207_00,
+            class: 0x02_0700,
             revision: 0,
         })
         .bar(
@@ -270,7 +270,7 @@ mod tests {
         }
         for (i, &was) in before.iter().enumerate() {
             let at = i * 4;
-            let may_change = (0..4).fold(0, |m, b| m | u32::from(s.writable[at + b]) << (8 * b));
+            let may_change = (0..4).fold(0, |m, b| m | (u32::from(s.writable[at + b]) << (8 * b)));
             assert_eq!((s.dword(at) ^ was) & !may_change, 0, "register {at:#x}");
         }
         assert_eq!(s.dword(0), 0x101b_15b3);

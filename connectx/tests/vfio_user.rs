@@ -352,6 +352,38 @@ fn a_client_that_goes_leaves_nothing_behind() {
     }
 }
 
+#[test]
+fn maps_come_and_go_by_the_thousand_without_a_trace() {
+    let rig = Rig::new();
+    let mut c = rig.client();
+    c.region_write(CONFIG, reg::COMMAND as u64, &[0x04])
+        .unwrap();
+    let ram = memfd(0x10_0000);
+    let mapped = || {
+        std::fs::read_to_string("/proc/self/maps")
+            .unwrap()
+            .matches("memfd:ram")
+            .count()
+    };
+    for round in 0..2000u64 {
+        let at = 0x10_0000 * (round % 7);
+        c.dma_map(0, at, 0x8000, ram.as_raw_fd()).unwrap();
+        c.dma_map(0x8000, at + 0x8000, 0x8000, ram.as_raw_fd())
+            .unwrap();
+        copy(&mut c, at + 0x7ff8, at);
+        assert_eq!(*rig.probe.fault.lock().unwrap(), None);
+        c.dma_unmap(at, 0x1_0000).unwrap();
+    }
+    copy(&mut c, 0, 8);
+    assert_eq!(*rig.probe.fault.lock().unwrap(), Some(0));
+    let host = rig.probe.host.get().unwrap();
+    assert!(host.0.read(0x10_0000, &mut [0]).is_err());
+    // Other tests of this process map memory of the same name, a handful of pieces at most.
+    assert!(mapped() < 100, "{} mappings are left", mapped());
+    let open = std::fs::read_dir("/proc/self/fd").unwrap().count();
+    assert!(open < 500, "{open} files are open");
+}
+
 /// A message of the protocol: header of id, command, size, flags, error; then the body.
 fn message(command: u16, size: u32, flags: u32, body: &[u8]) -> Vec<u8> {
     let mut m = vec![1, 0];

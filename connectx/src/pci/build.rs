@@ -123,13 +123,14 @@ impl Builder {
             space,
             link: reg::CAPABILITIES_POINTER,
             extended: None,
-            taken: vec![0..reg::CAPABILITIES_START],
+            taken: vec![],
         };
+        builder.take(0, reg::CAPABILITIES_START);
         builder.set16(reg::VENDOR_ID, id.vendor);
         builder.set16(reg::DEVICE_ID, id.device);
         builder.set16(reg::SUBSYSTEM_VENDOR_ID, id.subsystem_vendor);
         builder.set16(reg::SUBSYSTEM_ID, id.subsystem);
-        builder.set32(reg::REVISION_ID, id.class << 8 | u32::from(id.revision));
+        builder.set32(reg::REVISION_ID, (id.class << 8) | u32::from(id.revision));
         builder.writable16(
             reg::COMMAND,
             reg::COMMAND_MEMORY
@@ -330,10 +331,10 @@ impl Builder {
             Some(last) => {
                 let mut header = [0; 4];
                 header.copy_from_slice(&self.space.initial[last..last + 4]);
-                self.set32(last, u32::from_le_bytes(header) | (at as u32) << 20);
+                self.set32(last, u32::from_le_bytes(header) | ((at as u32) << 20));
             }
         }
-        self.set32(at, u32::from(id) | version << 16);
+        self.set32(at, u32::from(id) | (version << 16));
         self.extended = Some(at);
     }
 
