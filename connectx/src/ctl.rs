@@ -13,15 +13,17 @@ pub mod table;
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::log::Referee;
+use crate::pci::{self, ErrorKind};
 use crate::platform::Function;
+use crate::vfio::SharedConfig;
 
 /// The longest request line in bytes.
 pub const MAX_LINE: usize = 64 * 1024;
@@ -30,10 +32,18 @@ pub const MAX_CLIENTS: usize = 64;
 /// How long a client may leave an answer unread before it is dropped.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// A function that the commands reach.
+pub struct Device {
+    /// The function.
+    pub function: Arc<dyn Function>,
+    /// Its config space.
+    pub config: SharedConfig,
+}
+
 /// What the commands work on.
 pub struct Model {
     /// Every function of the process.
-    pub functions: Vec<Arc<dyn Function>>,
+    pub devices: Vec<Device>,
     /// Their referee.
     pub referee: Referee,
 }
@@ -54,10 +64,22 @@ pub struct Command {
 /// Every command.
 pub const COMMANDS: &[Command] = &[
     Command {
+        name: "config",
+        usage: "FUNCTION",
+        help: "config space as the host reads it; the table is for lspci -F",
+        run: config,
+    },
+    Command {
         name: "counts",
         usage: "[FUNCTION]",
         help: "live objects and events of each function",
         run: counts,
+    },
+    Command {
+        name: "error",
+        usage: "FUNCTION correctable|uncorrectable BITS",
+        help: "report errors in the function's AER and device status, by the bits of the AER status register (0x4000)",
+        run: error,
     },
     Command {
         name: "help",
@@ -82,8 +104,9 @@ pub const COMMANDS: &[Command] = &[
 fn counts(model: &Model, args: &[String]) -> Answer {
     let wanted = args.first();
     let functions: Vec<Value> = model
-        .functions
+        .devices
         .iter()
+        .map(|device| &device.function)
         .filter(|f| wanted.is_none_or(|name| name == f.name()))
         .map(|f| {
             let mut row = Map::new();
@@ -100,6 +123,53 @@ fn counts(model: &Model, args: &[String]) -> Answer {
     match wanted {
         Some(name) if functions.is_empty() => Err(format!("no function {name}")),
         _ => Ok(json!({"functions": functions})),
+    }
+}
+
+fn config(model: &Model, args: &[String]) -> Answer {
+    let device = model.device(args)?;
+    let mut bytes = vec![0; pci::SIZE];
+    device
+        .config
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .read(0, &mut bytes);
+    let line = |bytes: &[u8]| {
+        bytes
+            .iter()
+            .map(|b| format!("{b:02x}"))
+            .collect::<Vec<_>>()
+            .join(" ")
+    };
+    let lines: Vec<String> = bytes.chunks(16).map(line).collect();
+    Ok(json!({"function": device.function.name(), "lines": lines}))
+}
+
+fn error(model: &Model, args: &[String]) -> Answer {
+    let device = model.device(args)?;
+    let kind = match args.get(1).map(String::as_str) {
+        Some("correctable") => ErrorKind::Correctable,
+        Some("uncorrectable") => ErrorKind::Uncorrectable,
+        _ => return Err("the second argument is correctable or uncorrectable".into()),
+    };
+    let bits = args
+        .get(2)
+        .and_then(|bits| number(bits))
+        .ok_or("the third argument is a 32-bit number")?;
+    let mut config = device.config.lock().unwrap_or_else(PoisonError::into_inner);
+    match config.report_errors(kind, bits) {
+        0 => Err(format!(
+            "{bits:#x} has no bit of an error that the function can report"
+        )),
+        reported => Ok(json!({"reported": format!("{reported:#x}")})),
+    }
+}
+
+/// A decimal number, or a hexadecimal one after 0x.
+fn number(text: &str) -> Option<u32> {
+    match text.strip_prefix("0x") {
+        Some(digits) => u32::from_str_radix(digits, 16).ok(),
+        None => text.parse().ok(),
     }
 }
 
@@ -130,6 +200,18 @@ struct Request {
 }
 
 impl Model {
+    /// The device that the first argument names.
+    fn device(&self, args: &[String]) -> Result<&Device, String> {
+        let name = args
+            .first()
+            .ok_or("the first argument is a function, such as nic0")?;
+        let found = self
+            .devices
+            .iter()
+            .find(|device| device.function.name() == name);
+        found.ok_or_else(|| format!("no function {name}"))
+    }
+
     /// Answers one request line; `None` for an empty one.
     pub fn answer(&self, line: &[u8]) -> Option<Value> {
         let line = line.trim_ascii();
@@ -246,6 +328,12 @@ mod tests {
     use crate::log::Refusal;
     use std::io::Read;
 
+    fn gpu() -> Device {
+        let function = Arc::new(crate::gpu::Gpu::new(0, Referee::in_memory()).unwrap());
+        let config = Arc::new(std::sync::Mutex::new(function.config_space()));
+        Device { function, config }
+    }
+
     fn model() -> Arc<Model> {
         let referee = Referee::in_memory();
         for i in 0..3 {
@@ -259,7 +347,7 @@ mod tests {
             });
         }
         Arc::new(Model {
-            functions: vec![],
+            devices: vec![gpu()],
             referee,
         })
     }
@@ -273,13 +361,51 @@ mod tests {
             json!({"pong": true, "id": 5})
         );
         assert_eq!(answer(r#"{"command":"ping"}"#), json!({"pong": true}));
-        assert_eq!(answer(r#"{"command":"counts"}"#), json!({"functions": []}));
+        let counts = answer(r#"{"command":"counts"}"#);
+        assert_eq!(counts["functions"][0]["name"], "gpu0");
+        assert_eq!(counts["functions"][0]["refusals"], 0);
         let two = answer(r#"{"command":"refusals","args":["2"]}"#);
         assert_eq!(two["refusals"][0]["object"], "qp 1");
         assert_eq!(two["refusals"][1]["seq"], 3);
         let help = answer(r#"{"command":"help"}"#);
         assert_eq!(help["commands"].as_array().unwrap().len(), COMMANDS.len());
         assert!(m.answer(b"  \r").is_none());
+    }
+
+    #[test]
+    fn errors_are_reported_in_config_space() {
+        let m = model();
+        let run = |command: &str, args: &[&str]| {
+            let request = json!({"command": command, "args": args});
+            m.answer(request.to_string().as_bytes()).unwrap()
+        };
+        let status = |m: &Model| m.devices[0].config.lock().unwrap().dword(0x104);
+        assert_eq!(
+            run("error", &["gpu0", "uncorrectable", "0x4000"]),
+            json!({"reported": "0x4000"})
+        );
+        assert_eq!(status(&m), 0x4000);
+        let config = run("config", &["gpu0"]);
+        assert!(
+            config["lines"][0]
+                .as_str()
+                .unwrap()
+                .starts_with("de 10 35 23")
+        );
+        assert!(
+            crate::ctl::table::render("config", &config).contains("\n100: 01 00 02 1c 00 40 00 00")
+        );
+        for args in [
+            &["gpu0", "uncorrectable", "1"][..],
+            &["gpu0", "uncorrectable", "x"],
+            &["gpu0", "uncorrectable"],
+            &["gpu0", "fatal", "1"],
+            &["nic7", "correctable", "1"],
+            &[],
+        ] {
+            assert!(run("error", args)["error"].is_string(), "{args:?}");
+        }
+        assert_eq!(status(&m), 0x4000);
     }
 
     #[test]

@@ -42,6 +42,18 @@ pub struct ConfigSpace {
     bars: [Option<Bar>; 6],
     /// Offset of the PCI Express capability of a function that can do a function-level reset.
     flr: Option<usize>,
+    /// Offsets of the PCI Express and AER capabilities of a function that reports errors.
+    express: Option<usize>,
+    aer: Option<usize>,
+}
+
+/// The two families of errors of AER (6.2.2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// Corrected by hardware; only counted.
+    Correctable,
+    /// Fatal or not by the severity register.
+    Uncorrectable,
 }
 
 impl ConfigSpace {
@@ -87,8 +99,51 @@ impl ConfigSpace {
         self.changes_since(before)
     }
 
-    /// Sets status bits that the device itself raises, such as an AER status.
-    pub fn raise(&mut self, offset: usize, bits: u32) {
+    /// Records that the device found errors (bits of the AER status register of their kind), as 6.2.4 has it: in
+    /// Device Status always, in the AER status too, and the first uncorrectable one that is not masked in the First
+    /// Error Pointer. Returns the bits that the device has; none of a function without AER.
+    pub fn report_errors(&mut self, kind: ErrorKind, bits: u32) -> u32 {
+        let (Some(express), Some(aer)) = (self.express, self.aer) else {
+            return 0;
+        };
+        let (status, mask, implemented) = match kind {
+            ErrorKind::Correctable => (
+                reg::AER_CORRECTABLE_STATUS,
+                reg::AER_CORRECTABLE_MASK,
+                reg::AER_CORRECTABLE_ERRORS,
+            ),
+            ErrorKind::Uncorrectable => (
+                reg::AER_UNCORRECTABLE_STATUS,
+                reg::AER_UNCORRECTABLE_MASK,
+                reg::AER_UNCORRECTABLE_ERRORS,
+            ),
+        };
+        let bits = bits & implemented;
+        if bits == 0 {
+            return 0;
+        }
+        let fatal = bits & self.dword(aer + reg::AER_UNCORRECTABLE_SEVERITY);
+        let device_status = match kind {
+            ErrorKind::Correctable => reg::DEVICE_STATUS_CORRECTABLE,
+            ErrorKind::Uncorrectable if fatal != 0 => reg::DEVICE_STATUS_FATAL,
+            ErrorKind::Uncorrectable => reg::DEVICE_STATUS_NONFATAL,
+        };
+        let unmasked = |space: &Self| space.dword(aer + status) & !space.dword(aer + mask);
+        let first = unmasked(self) == 0;
+        self.raise(
+            express + reg::EXPRESS_DEVICE_STATUS,
+            u32::from(device_status),
+        );
+        self.raise(aer + status, bits);
+        if kind == ErrorKind::Uncorrectable && first && unmasked(self) != 0 {
+            let at = aer + reg::AER_CONTROL;
+            self.now[at] = (self.now[at] & !reg::AER_CONTROL_FIRST_ERROR)
+                | unmasked(self).trailing_zeros() as u8;
+        }
+        bits
+    }
+
+    fn raise(&mut self, offset: usize, bits: u32) {
         for (i, byte) in bits.to_le_bytes().into_iter().enumerate() {
             self.now[offset + i] |= byte & self.write_1_clears[offset + i];
         }
@@ -297,6 +352,34 @@ mod tests {
             s.dword(status) & !reg::AER_UNCORRECTABLE_ERRORS,
             0,
             "reserved bits cannot be raised"
+        );
+    }
+
+    #[test]
+    fn errors_are_reported_where_a_driver_looks() {
+        let mut s = space();
+        assert_eq!(
+            s.report_errors(ErrorKind::Uncorrectable, 0x8000_4000),
+            0x4000
+        );
+        let device_status = EXPRESS + reg::EXPRESS_DEVICE_STATUS;
+        assert_eq!(s.word(device_status), reg::DEVICE_STATUS_NONFATAL);
+        assert_eq!(s.dword(AER + reg::AER_CONTROL), 14);
+        s.report_errors(ErrorKind::Uncorrectable, 0x10);
+        s.report_errors(ErrorKind::Correctable, 1);
+        assert_eq!(s.word(device_status), 0x7);
+        assert_eq!(s.dword(AER + reg::AER_UNCORRECTABLE_STATUS), 0x4010);
+        assert_eq!(s.dword(AER + reg::AER_CONTROL), 14, "the first error stays");
+        s.write(device_status, &[0x2]);
+        assert_eq!(s.word(device_status), 0x5);
+        s.write(AER + reg::AER_UNCORRECTABLE_STATUS, &[0xff; 4]);
+        s.write(AER + reg::AER_UNCORRECTABLE_MASK, &0x4000u32.to_le_bytes());
+        s.report_errors(ErrorKind::Uncorrectable, 0x4000);
+        s.report_errors(ErrorKind::Uncorrectable, 0x1000);
+        assert_eq!(
+            s.dword(AER + reg::AER_CONTROL),
+            12,
+            "masked errors are not first"
         );
     }
 

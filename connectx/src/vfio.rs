@@ -10,8 +10,8 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, anyhow, bail};
 use vfio_bindings::bindings::vfio::{
@@ -34,6 +34,10 @@ use crate::platform::{Dma, Function, Interrupts, ResetKind};
 
 /// The longest access to a region that is served; no CPU makes a longer one, and the client's count is not to be trusted.
 const MAX_ACCESS: usize = 4096;
+
+/// Config space that the server and the control socket share. Locked for single accesses only, never while a function
+/// is called.
+pub type SharedConfig = Arc<Mutex<ConfigSpace>>;
 
 /// A function with its socket, ready to be served.
 pub struct Endpoint {
@@ -93,7 +97,7 @@ impl Endpoint {
             Arc::clone(&port) as Arc<dyn Dma>,
             Arc::clone(&vectors) as Arc<dyn Interrupts>,
         );
-        let config = function.config_space();
+        let config = Arc::new(Mutex::new(function.config_space()));
         let backend = Backend {
             function,
             config,
@@ -108,6 +112,11 @@ impl Endpoint {
             backend,
             _mapped: mapped.into_iter().flatten().collect(),
         })
+    }
+
+    /// The function's config space, for others to look at and to report errors in.
+    pub fn config(&self) -> SharedConfig {
+        Arc::clone(&self.backend.config)
     }
 
     /// Set while a client is known to be there.
@@ -186,7 +195,7 @@ fn region(index: u32, size: u64, memory: Option<&SharedMemory>) -> ServerRegion 
 /// Translates one client's requests.
 struct Backend {
     function: Arc<dyn Function>,
-    config: ConfigSpace,
+    config: SharedConfig,
     port: Arc<Port>,
     vectors: Arc<Vectors>,
     referee: Referee,
@@ -205,6 +214,10 @@ impl Backend {
         let result = work(self);
         self.busy = false;
         result
+    }
+
+    fn config(&self) -> MutexGuard<'_, ConfigSpace> {
+        self.config.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn apply(&mut self, events: Vec<Event>) {
@@ -232,9 +245,9 @@ impl Backend {
     }
 
     fn client_gone(&mut self) {
-        let events = self.config.reset(ResetKind::Bus);
+        let events = self.config().reset(ResetKind::Bus);
         self.apply(events);
-        self.config = self.function.config_space();
+        *self.config() = self.function.config_space();
         self.vectors.clear();
         self.port.system().clear();
         self.client.store(false, Ordering::Release);
@@ -322,7 +335,7 @@ impl Backend {
             return Err(invalid("read too long"));
         }
         if region == VFIO_PCI_CONFIG_REGION_INDEX {
-            self.config
+            self.config()
                 .read(usize::try_from(offset).unwrap_or(usize::MAX), data);
         } else if let Some(bar) = self.bar(region, offset, data.len()) {
             self.function.bar_read(bar, offset, data);
@@ -338,7 +351,7 @@ impl Backend {
         }
         if region == VFIO_PCI_CONFIG_REGION_INDEX {
             let events = self
-                .config
+                .config()
                 .write(usize::try_from(offset).unwrap_or(usize::MAX), data);
             self.apply(events);
         } else if let Some(bar) = self.bar(region, offset, data.len()) {
@@ -381,7 +394,7 @@ impl Backend {
     }
 
     fn do_reset(&mut self) -> io::Result<()> {
-        let events = self.config.reset(ResetKind::Bus);
+        let events = self.config().reset(ResetKind::Bus);
         self.apply(events);
         Ok(())
     }

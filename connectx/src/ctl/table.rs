@@ -6,6 +6,7 @@ use serde_json::Value;
 /// Renders the answer to a command.
 pub fn render(command: &str, answer: &Value) -> String {
     match command {
+        "config" => config(answer),
         "counts" => counters(rows(answer)),
         "refusals" => rows(answer).iter().map(refusal).collect(),
         _ if !rows(answer).is_empty() => table(rows(answer)),
@@ -79,6 +80,15 @@ fn refusal(record: &Value) -> String {
         field("rule"),
         field("source"),
     )
+}
+
+/// What `lspci -x` prints and `lspci -F` reads.
+fn config(answer: &Value) -> String {
+    let lines = rows(answer).iter().enumerate();
+    let lines = lines.map(|(i, line)| format!("{:02x}: {}\n", 16 * i, text(line)));
+    std::iter::once(format!("00:00.0 {}\n", text(&answer["function"])))
+        .chain(lines)
+        .collect()
 }
 
 fn pairs(answer: &Value) -> String {

@@ -118,6 +118,8 @@ impl Builder {
             flr_keeps: zero(),
             bars: [None; 6],
             flr: None,
+            express: None,
+            aer: None,
         };
         let mut builder = Self {
             space,
@@ -230,6 +232,7 @@ impl Builder {
         self.set16(link2, values.link_status & reg::LINK_CONTROL_2_SPEED);
         self.writable16(link2, reg::LINK_CONTROL_2_SPEED);
         self.sticky32(link2, u32::from(reg::LINK_CONTROL_2_SPEED));
+        self.space.express = Some(at);
         if values.device_capabilities & reg::DEVICE_CAPABILITIES_FLR != 0 {
             self.space.flr = Some(at);
         }
@@ -254,6 +257,11 @@ impl Builder {
     /// Adds Advanced Error Reporting, version 2. All its error registers are sticky.
     pub fn error_reporting(mut self, at: usize) -> Self {
         self.extended(at, reg::ID_AER, 2, reg::AER_LEN);
+        self.space.aer = Some(at);
+        self.sticky32(
+            at + reg::AER_CONTROL,
+            u32::from(reg::AER_CONTROL_FIRST_ERROR),
+        );
         for (status, errors) in [
             (reg::AER_UNCORRECTABLE_STATUS, reg::AER_UNCORRECTABLE_ERRORS),
             (reg::AER_CORRECTABLE_STATUS, reg::AER_CORRECTABLE_ERRORS),

@@ -88,6 +88,12 @@ pub const DEVICE_CONTROL_PAYLOAD: u16 = 0x00e0;
 pub const DEVICE_CONTROL_FLR: u16 = 1 << 15;
 /// Device Status [7.5.3.5].
 pub const EXPRESS_DEVICE_STATUS: usize = 0x0a;
+/// Device Status: Correctable Error Detected.
+pub const DEVICE_STATUS_CORRECTABLE: u16 = 1 << 0;
+/// Device Status: Non-Fatal Error Detected.
+pub const DEVICE_STATUS_NONFATAL: u16 = 1 << 1;
+/// Device Status: Fatal Error Detected.
+pub const DEVICE_STATUS_FATAL: u16 = 1 << 2;
 /// Device Status: correctable, non-fatal, fatal, unsupported request: RW1C.
 pub const DEVICE_STATUS_ERRORS: u16 = 0x000f;
 /// Link Capabilities [7.5.3.6].
@@ -147,6 +153,10 @@ pub const AER_CORRECTABLE_MASK: usize = 0x14;
 pub const AER_CORRECTABLE_ERRORS: u32 = 0x0000_f1c1;
 /// Correctable mask at power-on: Advisory Non-Fatal.
 pub const AER_CORRECTABLE_MASK_DEFAULT: u32 = 0x2000;
+/// Advanced Error Capabilities and Control [7.8.4.7].
+pub const AER_CONTROL: usize = 0x18;
+/// AER control, lowest byte: First Error Pointer.
+pub const AER_CONTROL_FIRST_ERROR: u8 = 0x1f;
 
 /// Extended capability ID of Device Serial Number [7.9.3].
 pub const ID_SERIAL_NUMBER: u16 = 0x0003;
