@@ -106,6 +106,9 @@ layout! {
         cqc = 0x10[0; 512],
         cq_umem_valid = 0x5c[0; 1],
         pas = 0x110[0; 64],
+        // The kernel header has no names for these; DPDK mlx5_prm.h has.
+        cq_umem_offset = 0x50[0; 64],
+        cq_umem_id = 0x58[0; 32],
     }
     /// QUERY_CQ (`query_cq_out`).
     query_cq_out(0x110) {
@@ -155,6 +158,9 @@ layout! {
         mkc = 0x10[0; 512],
         translations_octword_actual_size = 0x60[0; 32],
         pas = 0x110[0; 32],
+        // The kernel header has no names for these; DPDK mlx5_prm.h has.
+        mkey_umem_id = 0x64[0; 32],
+        mkey_umem_offset = 0x68[0; 64],
     }
     /// QUERY_MKEY (`query_mkey_in`).
     query_mkey_in(0x10) {
@@ -187,6 +193,9 @@ layout! {
         srqc = 0x10[0; 512],
         xrc_srq_umem_valid = 0x5c[0; 1],
         pas = 0x110[0; 64],
+        // The kernel header has no names for these; UCX ib_mlx5_ifc.h has.
+        xrc_srq_umem_offset = 0x50[0; 64],
+        xrc_srq_umem_id = 0x58[0; 32],
     }
     /// QUERY_XRC_SRQ (`query_xrc_srq_out`).
     query_xrc_srq_out(0x110) {

@@ -62,6 +62,8 @@ layout! {
         cs_res = 0xc7[0; 8],
         dc_access_key = 0xc8[0; 64],
         dbr_umem_valid = 0xd0[3; 1],
+        // The kernel header has no name for it; DPDK mlx5_prm.h has.
+        dbr_umem_id = 0xe4[0; 32],
     }
     /// Address path of a queue pair (`ads`).
     ads(0x2c) {
@@ -104,6 +106,8 @@ layout! {
         consumer_counter = 0x29[0; 24],
         producer_counter = 0x2d[0; 24],
         dbr_addr = 0x38[0; 64],
+        // The kernel header has no name for it; DPDK mlx5_prm.h has.
+        dbr_umem_id = 0x04[0; 32],
     }
     /// Event queue context (`eqc`).
     eqc(0x40) {

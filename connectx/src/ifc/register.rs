@@ -57,7 +57,6 @@ layout! {
         health_counter = 0x1011[0; 24],
         clear_int = 0x100f[7; 1],
         health_syndrome = 0x1010[0; 8],
-        health_counter = 0x1011[0; 24],
     }
     /// Health buffer (`health_buffer`).
     health_buffer(0x40) {

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Completion queues.
+
+use super::caps::Capabilities;
+use super::{IFC, Placement, Reject, Reply, Request, ok, ok_object, place, place_dbr, when};
+use crate::ifc::command::{create_cq_in, modify_cq_in, query_cq_out};
+use crate::ifc::context::cqc;
+use crate::ifc::opcode::Status;
+use crate::objects::device::Device;
+use crate::objects::queue::{Arm, Cq, CqStatus};
+
+/// Values of `cqc.cqe_sz`: 64 and 128 bytes.
+fn entry_size(context: &[u8]) -> Result<u64, Reject> {
+    match cqc::cqe_sz.get(context) {
+        0 => Ok(64),
+        1 => Ok(128),
+        other => Err(Reject::param("cqe_sz", other, "0 for 64-byte or 1 for 128-byte entries")),
+    }
+}
+
+pub(super) fn create_cq(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {
+    let input = request.input;
+    let context = create_cq_in::cqc.bytes(input);
+    let log_size = cqc::log_cq_size.get32(context);
+    if log_size > Capabilities::LOG_MAX_CQ_SIZE {
+        return Err(Reject::param("log_cq_size", log_size, "at most log_max_cq_sz"));
+    }
+    let eqn = cqc::c_eqn.get32(context);
+    if device.eqs.get(eqn).is_none() {
+        return Err(Reject::absent("c_eqn", eqn));
+    }
+    let uar_page = cqc::uar_page.get32(context);
+    let uar = device.uars.get(uar_page).ok_or(Reject::absent("uar_page", uar_page))?;
+    request.check_owner("uar_page", uar_page, uar.uid)?;
+    let entry = entry_size(context)?;
+    let umem = when(create_cq_in::cq_umem_valid, input, create_cq_in::cq_umem_id);
+    let dbr_umem = when(cqc::dbr_umem_valid, context, cqc::dbr_umem_id);
+    let placement = Placement {
+        list: create_cq_in::pas.tail(input),
+        log_page_size: cqc::log_page_size.get32(context),
+        page_offset: cqc::page_offset.get(context),
+        umem: umem.map(|id| (id, create_cq_in::cq_umem_offset.get(input))),
+    };
+    let buffer = place(device, request, &placement, entry << log_size)?;
+    let dbr = place_dbr(device, request, cqc::dbr_addr.get(context), dbr_umem)?;
+    let umems: Vec<u32> = umem.into_iter().chain(dbr_umem).collect();
+    let cq = Cq {
+        uid: request.uid(),
+        refs: 0,
+        buffer,
+        dbr,
+        log_size,
+        entry,
+        collapsed: cqc::cc.is_set(context),
+        overrun_ignore: cqc::oi.is_set(context),
+        eqn,
+        uar_page,
+        producer: 0,
+        consumer: 0,
+        arm: Arm::Off,
+        last_solicited: 0,
+        last_notified: 0,
+        status: CqStatus::Ok,
+        context: context.to_vec(),
+        umems: umems.clone(),
+    };
+    let cqn = device.cqs.insert(cq).ok_or(Reject::full("cqn", device.cqs.len()))?;
+    add_refs(device, eqn, uar_page, &umems);
+    Ok(ok_object(cqn))
+}
+
+fn add_refs(device: &mut Device, eqn: u32, uar_page: u32, umems: &[u32]) {
+    if let Some(eq) = device.eqs.get_mut(eqn) {
+        eq.refs += 1;
+    }
+    if let Some(uar) = device.uars.get_mut(uar_page) {
+        uar.refs += 1;
+    }
+    for id in umems {
+        if let Some(umem) = device.umems.get_mut(*id) {
+            umem.refs += 1;
+        }
+    }
+}
+
+/// The CQ that a command names, if its user may.
+fn named<'a>(device: &'a mut Device, request: &Request<'_>) -> Result<(u32, &'a mut Cq), Reject> {
+    let cqn = request.object();
+    let cq = device.cqs.get_mut(cqn).ok_or(Reject::absent("cqn", cqn))?;
+    request.check_owner("cqn", cqn, cq.uid)?;
+    Ok((cqn, cq))
+}
+
+pub(super) fn destroy_cq(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {
+    let (cqn, cq) = named(device, request)?;
+    if cq.refs > 0 {
+        return Err(Reject::busy("cqn", cqn));
+    }
+    if let Some(cq) = device.cqs.remove(cqn) {
+        if let Some(eq) = device.eqs.get_mut(cq.eqn) {
+            eq.refs = eq.refs.saturating_sub(1);
+        }
+        if let Some(uar) = device.uars.get_mut(cq.uar_page) {
+            uar.refs = uar.refs.saturating_sub(1);
+        }
+        for id in cq.umems {
+            if let Some(umem) = device.umems.get_mut(id) {
+                umem.refs = umem.refs.saturating_sub(1);
+            }
+        }
+    }
+    Ok(ok(16))
+}
+
+pub(super) fn query_cq(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {
+    let (_, cq) = named(device, request)?;
+    let mut out = ok(query_cq_out::SIZE);
+    let context = query_cq_out::cqc.bytes_mut(&mut out);
+    context.copy_from_slice(&cq.context);
+    cqc::status.set(context, cq.status as u64);
+    // MLX5_CQC_ST_*: 6 solicited armed, 9 armed, 0xa fired.
+    let state = match cq.arm {
+        Arm::Solicited => 0x6,
+        Arm::Any => 0x9,
+        Arm::Off => 0xa,
+    };
+    cqc::st.set(context, state);
+    cqc::producer_counter.set(context, u64::from(cq.producer));
+    cqc::consumer_counter.set(context, u64::from(cq.consumer));
+    cqc::last_notified_index.set(context, u64::from(cq.last_notified));
+    cqc::last_solicit_index.set(context, u64::from(cq.last_solicited));
+    Ok(out)
+}
+
+/// Changes moderation; the model sends each event at once, which every moderation permits. Resizing is another matter.
+pub(super) fn modify_cq(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {
+    /// `MLX5_CQ_MODIFY_PERIOD | MLX5_CQ_MODIFY_COUNT | MLX5_CQ_MODIFY_PERIOD_MODE`, `include/linux/mlx5/cq.h`.
+    const MODERATION: u64 = 1 << 0 | 1 << 1 | 1 << 4;
+    let op_mod = request.op_mod();
+    if op_mod != 0 {
+        return Err(Reject::new(Status::BadOp, "op_mod", op_mod, "resizing needs capability cq_resize, which is 0", IFC));
+    }
+    let select = modify_cq_in::field_select.get(request.input);
+    if select & !MODERATION != 0 {
+        return Err(Reject::param("field_select", select, "only moderation can be modified"));
+    }
+    let given = modify_cq_in::cqc.bytes(request.input).to_vec();
+    let (_, cq) = named(device, request)?;
+    for field in [cqc::cq_period, cqc::cq_max_count, cqc::cq_period_mode] {
+        field.set(&mut cq.context, field.get(&given));
+    }
+    Ok(ok(16))
+}

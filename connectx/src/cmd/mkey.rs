@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Memory keys.
+
+use super::{Reject, Reply, Request, listed_pages, ok, ok_object, when};
+use crate::ifc::command::{create_mkey_in, query_mkey_out};
+use crate::ifc::context::mkc;
+use crate::objects::device::Device;
+use crate::objects::memory::{Access, KeyEntry, Mkey, Pages, Translation};
+
+/// `mkc.access_mode`, `MLX5_MKC_ACCESS_MODE_*`.
+mod mode {
+    pub const PA: u64 = 0;
+    pub const MTT: u64 = 1;
+    pub const KLMS: u64 = 2;
+    pub const KSM: u64 = 3;
+}
+
+/// Most translation entries of a key, in octowords: 64 GiB in 4 KiB pages.
+const MAX_OCTOWORDS: u64 = 1 << 23;
+
+/// Permissions of a context.
+pub(crate) fn access(context: &[u8]) -> Access {
+    Access {
+        local_read: mkc::lr.is_set(context),
+        local_write: mkc::lw.is_set(context),
+        remote_read: mkc::rr.is_set(context),
+        remote_write: mkc::rw.is_set(context),
+        atomic: mkc::a.is_set(context),
+    }
+}
+
+/// Length of a context's address range; `None` for the whole address space.
+pub(crate) fn length(context: &[u8]) -> Option<u64> {
+    (!mkc::length64.is_set(context)).then(|| mkc::len.get(context))
+}
+
+/// Entries of an indirect key: byte count, key, address.
+pub(crate) fn key_entries(list: &[u8]) -> Vec<KeyEntry> {
+    list.chunks_exact(16)
+        .map(|e| KeyEntry {
+            len: u32::from_be_bytes([e[0], e[1], e[2], e[3]]),
+            key: u32::from_be_bytes([e[4], e[5], e[6], e[7]]),
+            address: u64::from_be_bytes([e[8], e[9], e[10], e[11], e[12], e[13], e[14], e[15]]),
+        })
+        .collect()
+}
+
+fn translation(device: &Device, request: &Request<'_>, context: &[u8]) -> Result<Translation, Reject> {
+    let input = request.input;
+    let octowords = create_mkey_in::translations_octword_actual_size.get(input);
+    if octowords > MAX_OCTOWORDS {
+        return Err(Reject::param("translations_octword_actual_size", octowords, "at most 2^23"));
+    }
+    match mkc::access_mode_4_2.get(context) << 2 | mkc::access_mode_1_0.get(context) {
+        mode::PA => Ok(Translation::Physical),
+        _ if mkc::free.is_set(context) => Ok(Translation::None),
+        mode::MTT => page_translation(device, request, context),
+        mode @ (mode::KLMS | mode::KSM) => {
+            let list = create_mkey_in::pas.tail(input);
+            let list = list.get(..octowords as usize * 16).ok_or(Reject::param(
+                "translations_octword_actual_size",
+                octowords,
+                "the list has as many entries as it says",
+            ))?;
+            if mode == mode::KSM {
+                return Err(Reject::param("access_mode", mode, "0 PA, 1 MTT or 2 KLM"));
+            }
+            Ok(Translation::Keys(key_entries(list).into()))
+        }
+        other => Err(Reject::param("access_mode", other, "0 PA, 1 MTT or 2 KLM")),
+    }
+}
+
+fn page_translation(device: &Device, request: &Request<'_>, context: &[u8]) -> Result<Translation, Reject> {
+    let input = request.input;
+    // For MTTs the context counts single bytes: the field is the whole log, not one above 4 KiB.
+    let log_size = mkc::log_page_size.get32(context);
+    if !(12..=31).contains(&log_size) {
+        return Err(Reject::param("log_page_size", log_size, "12 to 31"));
+    }
+    let start = mkc::start_addr.get(context);
+    let len = mkc::len.get(context);
+    if mkc::length64.is_set(context) || start.checked_add(len).is_none() {
+        return Err(Reject::param("len", len, "the range ends within the address space"));
+    }
+    let within = start & ((1 << log_size) - 1);
+    let Some(id) = when(create_mkey_in::mkey_umem_valid, input, create_mkey_in::mkey_umem_id) else {
+        let pages = listed_pages(create_mkey_in::pas.tail(input), log_size, within, len)?;
+        return Ok(Translation::Pages { pages, page_offset: within });
+    };
+    let umem = device.umems.get(id).ok_or(Reject::absent("mkey_umem_id", id))?;
+    request.check_owner("mkey_umem_id", id, umem.uid)?;
+    let offset = create_mkey_in::mkey_umem_offset.get(input);
+    if offset.checked_add(len).is_none_or(|end| end > umem.len) {
+        return Err(Reject::param("mkey_umem_offset", offset, "the range lies within the UMEM"));
+    }
+    let pages = Pages { addresses: umem.pages.addresses.clone(), log_size: umem.pages.log_size };
+    Ok(Translation::Pages { pages, page_offset: umem.page_offset + offset })
+}
+
+pub(super) fn create_mkey(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {
+    let context = create_mkey_in::mkc.bytes(request.input);
+    let pd = mkc::pd.get32(context);
+    let owner = device.pds.get(pd).ok_or(Reject::absent("pd", pd))?;
+    request.check_owner("pd", pd, owner.uid)?;
+    if request.uid() != 0 && mkc::access_mode_1_0.get(context) == mode::PA && mkc::access_mode_4_2.get(context) == 0 {
+        return Err(Reject::param("access_mode", mode::PA, "only the driver may address memory without translation"));
+    }
+    let translation = translation(device, request, context)?;
+    let key = Mkey {
+        uid: request.uid(),
+        variant: mkc::mkey_7_0.get(context) as u8,
+        free: mkc::free.is_set(context),
+        pd,
+        access: access(context),
+        start: mkc::start_addr.get(context),
+        len: length(context),
+        translation,
+        context: context.to_vec(),
+        capacity: mkc::translations_octword_size.get32(context),
+        qpn: None,
+    };
+    let index = device.mkeys.insert(key).ok_or(Reject::full("mkey_index", device.mkeys.len()))?;
+    if let Some(pd) = device.pds.get_mut(pd) {
+        pd.refs += 1;
+    }
+    Ok(ok_object(index))
+}
+
+pub(super) fn query_mkey(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {
+    let index = request.object();
+    let key = device.mkeys.get(index).ok_or(Reject::absent("mkey_index", index))?;
+    request.check_owner("mkey_index", index, key.uid)?;
+    let mut out = ok(query_mkey_out::SIZE);
+    let context = query_mkey_out::mkc.bytes_mut(&mut out);
+    context.copy_from_slice(&key.context);
+    mkc::free.set(context, u64::from(key.free));
+    Ok(out)
+}
+
+pub(super) fn destroy_mkey(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {
+    let index = request.object();
+    let key = device.mkeys.get(index).ok_or(Reject::absent("mkey_index", index))?;
+    request.check_owner("mkey_index", index, key.uid)?;
+    if let Some(key) = device.mkeys.remove(index) {
+        if let Some(pd) = device.pds.get_mut(key.pd) {
+            pd.refs = pd.refs.saturating_sub(1);
+        }
+    }
+    Ok(ok(16))
+}

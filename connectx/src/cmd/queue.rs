@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The command queue: entries, mailboxes, delivery. Layout: `struct mlx5_cmd_layout` and `mlx5_cmd_prot_block` in
+//! `include/linux/mlx5/device.h`.
+
+use super::{Request, execute};
+use crate::engine::event;
+use crate::ifc::event::kind;
+use crate::ifc::{Field, opcode};
+use crate::objects::device::Device;
+use crate::platform::DmaFault;
+
+/// Longest input or output: a CREATE_MKEY with the pages of a large region. Longer ones are refused.
+const MAX_LEN: usize = 4 << 20;
+
+mod entry {
+    use super::Field;
+    pub const SIZE: usize = 64;
+    pub const KIND: Field = Field::new(0x00, 0, 8);
+    pub const INPUT_LEN: Field = Field::new(0x04, 0, 32);
+    pub const INPUT_MAILBOX: Field = Field::new(0x08, 0, 64);
+    pub const INPUT: Field = Field::new(0x10, 0, 128);
+    pub const OUTPUT: u64 = 0x20;
+    pub const OUTPUT_MAILBOX: Field = Field::new(0x30, 0, 64);
+    pub const OUTPUT_LEN: Field = Field::new(0x38, 0, 32);
+    pub const TOKEN: Field = Field::new(0x3c, 0, 8);
+    pub const STATUS: u64 = 0x3f;
+    pub const OWNED_BY_DEVICE: Field = Field::new(0x3f, 7, 1);
+    /// Bytes of input and output in the entry itself.
+    pub const INLINE: usize = 16;
+    pub const KIND_PCIE: u64 = 7;
+}
+
+mod block {
+    use super::Field;
+    pub const SIZE: usize = 576;
+    pub const DATA: usize = 512;
+    pub const ALIGNMENT: u64 = 512;
+    pub const NEXT: Field = Field::new(0x230, 0, 64);
+    pub const NUMBER: Field = Field::new(0x238, 0, 32);
+    pub const TOKEN: Field = Field::new(0x23d, 0, 8);
+    pub const TOKEN_AT: u64 = 0x23d;
+}
+
+/// Delivery statuses, `MLX5_CMD_DELIVERY_STAT_*`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+enum Delivery {
+    Ok = 0x00,
+    Token = 0x02,
+    BlockNumber = 0x03,
+    OutputAlignment = 0x04,
+    InputAlignment = 0x05,
+    Firmware = 0x06,
+    InputLength = 0x07,
+    OutputLength = 0x08,
+    Descriptor = 0x10,
+}
+
+impl From<DmaFault> for Delivery {
+    fn from(_: DmaFault) -> Self {
+        Self::Firmware
+    }
+}
+
+/// Where the driver put its command queue.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct CommandQueue {
+    /// Bus address of the first entry.
+    pub address: u64,
+}
+
+impl CommandQueue {
+    /// Log2 of the number of entries.
+    pub const LOG_ENTRIES: u32 = 5;
+    /// Log2 of the bytes of an entry.
+    pub const LOG_STRIDE: u32 = 6;
+}
+
+/// The driver rang the command doorbell: executes what the bits name and reports it, by event where an event queue asks for it.
+pub fn doorbell(device: &mut Device, slots: u32) {
+    for slot in (0..32).filter(|slot| slots >> slot & 1 == 1) {
+        // The command that makes the queue for command events is itself polled for, so who reports is settled before.
+        let reporter = device.eqs.iter().find(|(_, eq)| eq.takes(kind::COMMAND)).map(|(eqn, _)| eqn);
+        if let Err(fault) = serve(device, slot) {
+            device.refuse(format!("cmd slot {slot}"), "address", fault.addr, "command memory is reachable", super::PRM);
+            continue;
+        }
+        if let Some(eqn) = reporter {
+            event::command_done(device, eqn, 1 << slot);
+        }
+    }
+}
+
+/// Executes the command in a slot. The driver's own memory going away is the only error.
+fn serve(device: &mut Device, slot: u32) -> Result<(), DmaFault> {
+    let at = device.commands.address + (u64::from(slot) << CommandQueue::LOG_STRIDE);
+    let mut head = [0; entry::SIZE];
+    device.host.read(at, &mut head)?;
+    if !entry::OWNED_BY_DEVICE.is_set(&head) {
+        device.refuse(format!("cmd slot {slot}"), "status_own", 0u8, "a slot is handed over before its doorbell", super::PRM);
+        return Ok(());
+    }
+    let delivery = match deliver(device, at, &head) {
+        Ok(()) => Delivery::Ok,
+        Err(delivery) => {
+            device.refuse(format!("cmd slot {slot}"), "delivery", delivery as u8, "a well-formed command entry", super::PRM);
+            delivery
+        }
+    };
+    device.host.publish(at + entry::STATUS, &[(delivery as u8) << 1])
+}
+
+fn deliver(device: &mut Device, at: u64, head: &[u8]) -> Result<(), Delivery> {
+    if entry::KIND.get(head) != entry::KIND_PCIE {
+        return Err(Delivery::Descriptor);
+    }
+    let token = entry::TOKEN.get(head) as u8;
+    let input_len = entry::INPUT_LEN.get(head) as usize;
+    let output_len = entry::OUTPUT_LEN.get(head) as usize;
+    if input_len > MAX_LEN {
+        return Err(Delivery::InputLength);
+    }
+    if output_len > MAX_LEN {
+        return Err(Delivery::OutputLength);
+    }
+    let input = gather(device, head, input_len, token)?;
+    let request = Request { input: &input, output_len };
+    tracing::debug!(
+        "{}: {} uid {} op_mod {} in {input_len} out {output_len}",
+        device.name,
+        opcode::name(request.opcode()).unwrap_or("unknown command"),
+        request.uid(),
+        request.op_mod()
+    );
+    let mut output = execute(device, &request);
+    output.resize(output_len, 0);
+    scatter(device, at, head, &output, token)
+}
+
+/// Reads the input from the entry and its mailboxes.
+fn gather(device: &Device, head: &[u8], len: usize, token: u8) -> Result<Vec<u8>, Delivery> {
+    let mut input = entry::INPUT.bytes(head).to_vec();
+    let mut next = entry::INPUT_MAILBOX.get(head);
+    let mut mailbox = [0; block::SIZE];
+    for number in 0..len.saturating_sub(entry::INLINE).div_ceil(block::DATA) {
+        if next == 0 || next % block::ALIGNMENT != 0 {
+            return Err(Delivery::InputAlignment);
+        }
+        device.host.read(next, &mut mailbox)?;
+        if block::NUMBER.get(&mailbox) != number as u64 {
+            return Err(Delivery::BlockNumber);
+        }
+        if block::TOKEN.get(&mailbox) != u64::from(token) {
+            return Err(Delivery::Token);
+        }
+        input.extend_from_slice(&mailbox[..block::DATA]);
+        next = block::NEXT.get(&mailbox);
+    }
+    input.truncate(len);
+    Ok(input)
+}
+
+/// Writes the output to the entry and its mailboxes.
+fn scatter(device: &Device, at: u64, head: &[u8], output: &[u8], token: u8) -> Result<(), Delivery> {
+    let (inline, rest) = output.split_at(output.len().min(entry::INLINE));
+    device.host.write(at + entry::OUTPUT, inline)?;
+    let mut next = entry::OUTPUT_MAILBOX.get(head);
+    for data in rest.chunks(block::DATA) {
+        if next == 0 || next % block::ALIGNMENT != 0 {
+            return Err(Delivery::OutputAlignment);
+        }
+        device.host.write(next, data)?;
+        device.host.write(next + block::TOKEN_AT, &[token])?;
+        let mut link = [0; 8];
+        device.host.read(next + block::NEXT.offset() as u64, &mut link)?;
+        next = u64::from_be_bytes(link);
+    }
+    Ok(())
+}

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The port, as virtualised functions ask for it.
+
+use super::{Reject, Reply, Request, ok};
+use crate::ifc::command::{
+    query_hca_vport_context_out, query_hca_vport_gid_in, query_hca_vport_gid_out, query_hca_vport_pkey_in,
+    query_hca_vport_pkey_out,
+};
+use crate::ifc::context::hca_vport_context as port;
+use crate::objects::device::Device;
+use crate::wire::port::{GIDS, PKEYS, PortState, SM_LID};
+
+/// IB_PORT_CAP_MASK of a port that a subnet manager has configured: automatic migration, LED, traps, SL mapping, client
+/// reregistration, system image GUID, communication management, notices. Bit 1, "is SM", is clear.
+const CAP_MASK: u64 = 0x0251_0a68;
+/// Physical states of a port (IBA 14.2.5.6): 5 is LinkUp, 2 Polling.
+const LINK_UP: u64 = 5;
+const POLLING: u64 = 2;
+/// All entries of a table.
+const ALL: u64 = 0xffff;
+
+pub(super) fn query_context(device: &mut Device, _: &Request<'_>) -> Result<Reply, Reject> {
+    let mut out = ok(query_hca_vport_context_out::SIZE);
+    let context = query_hca_vport_context_out::hca_vport_context.bytes_mut(&mut out);
+    let up = device.port.state == PortState::Active;
+    let values = [
+        (port::has_smi, 1),
+        (port::port_physical_state, if up { LINK_UP } else { POLLING }),
+        (port::port_state, device.port.state as u64),
+        (port::vport_state, device.port.state as u64),
+        (port::system_image_guid, device.port.guid),
+        (port::port_guid, device.port.guid),
+        (port::node_guid, device.port.guid),
+        (port::cap_mask1, CAP_MASK),
+        (port::lid, u64::from(device.port.lid)),
+        (port::subnet_timeout, 18),
+        (port::sm_lid, u64::from(SM_LID)),
+    ];
+    for (field, value) in values {
+        field.set(context, value);
+    }
+    Ok(out)
+}
+
+pub(super) fn query_gid(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {
+    let index = query_hca_vport_gid_in::gid_index.get(request.input);
+    let indices = table_range(index, GIDS, "gid_index")?;
+    let mut out = ok(query_hca_vport_gid_out::SIZE);
+    query_hca_vport_gid_out::gids_num.set(&mut out, indices.len() as u64);
+    out.truncate(query_hca_vport_gid_out::gid.offset());
+    for index in indices {
+        out.extend(device.port.gid(index));
+    }
+    Ok(out)
+}
+
+pub(super) fn query_pkey(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {
+    let index = query_hca_vport_pkey_in::pkey_index.get(request.input);
+    let indices = table_range(index, PKEYS, "pkey_index")?;
+    let mut out = ok(query_hca_vport_pkey_out::SIZE);
+    out.truncate(query_hca_vport_pkey_out::pkey.offset());
+    for index in indices {
+        out.extend(u32::from(device.port.pkey(index)).to_be_bytes());
+    }
+    Ok(out)
+}
+
+/// One entry of a table, or all.
+fn table_range(index: u64, len: usize, field: &'static str) -> Result<std::ops::Range<usize>, Reject> {
+    match usize::try_from(index) {
+        Ok(index) if index < len => Ok(index..index + 1),
+        _ if index == ALL => Ok(0..len),
+        _ => Err(Reject::param(field, index, "an index within the table, or 0xffff for all")),
+    }
+}

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Completion queue entries.
+
+use super::event;
+use crate::ifc::event::cq_error;
+use crate::ifc::wqe::{cqe, cqe_opcode, dbr};
+use crate::objects::device::Device;
+use crate::objects::queue::{Arm, CqStatus};
+
+/// Mask of producer and consumer indices.
+const INDEX: u32 = 0xff_ffff;
+
+/// Why a WQE failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Failure {
+    /// Syndrome, `ifc::wqe::syndrome`.
+    pub syndrome: u8,
+    /// Vendor's syndrome: what hardware is known to report with it.
+    pub vendor: u8,
+}
+
+impl Failure {
+    /// A failure.
+    pub const fn new(syndrome: u8, vendor: u8) -> Self {
+        Self { syndrome, vendor }
+    }
+}
+
+/// Where a datagram came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Source {
+    pub lid: u16,
+    pub qpn: u32,
+    pub sl: u8,
+    pub grh: bool,
+    pub pkey_index: u16,
+}
+
+/// What a completion queue entry says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Completion {
+    /// `ifc::wqe::cqe_opcode`.
+    pub opcode: u8,
+    /// Opcode of the send WQE, of a requester's completion.
+    pub send_opcode: u8,
+    pub qpn: u32,
+    pub user_index: u32,
+    pub wqe_counter: u16,
+    pub byte_count: u32,
+    /// Immediate data or invalidated key.
+    pub immediate: u32,
+    /// The sender asked for an event.
+    pub solicited: bool,
+    pub source: Option<Source>,
+    pub failure: Option<Failure>,
+}
+
+impl Completion {
+    /// A completion with nothing but its place.
+    pub fn new(opcode: u8, qpn: u32, user_index: u32, wqe_counter: u16) -> Self {
+        Self {
+            opcode,
+            send_opcode: 0,
+            qpn,
+            user_index,
+            wqe_counter,
+            byte_count: 0,
+            immediate: 0,
+            solicited: false,
+            source: None,
+            failure: None,
+        }
+    }
+
+    /// The entry in memory, without its owner bit. `clock` is the device's time.
+    pub fn encode(&self, clock: u64) -> [u8; cqe::SIZE] {
+        let mut entry = [0; cqe::SIZE];
+        cqe::user_index.set(&mut entry, u64::from(self.user_index));
+        cqe::qpn.set(&mut entry, u64::from(self.qpn));
+        cqe::send_opcode.set(&mut entry, u64::from(self.send_opcode));
+        cqe::wqe_counter.set(&mut entry, u64::from(self.wqe_counter));
+        cqe::opcode.set(&mut entry, u64::from(self.opcode));
+        if let Some(failure) = self.failure {
+            cqe::syndrome.set(&mut entry, u64::from(failure.syndrome));
+            cqe::vendor_syndrome.set(&mut entry, u64::from(failure.vendor));
+            return entry;
+        }
+        cqe::imm.set(&mut entry, u64::from(self.immediate));
+        cqe::byte_cnt.set(&mut entry, u64::from(self.byte_count));
+        cqe::timestamp.set(&mut entry, clock);
+        cqe::solicited.set(&mut entry, u64::from(self.solicited));
+        if let Some(source) = self.source {
+            cqe::slid.set(&mut entry, u64::from(source.lid));
+            cqe::rqpn.set(&mut entry, u64::from(source.qpn));
+            cqe::sl.set(&mut entry, u64::from(source.sl));
+            cqe::grh.set(&mut entry, u64::from(source.grh));
+            cqe::imm.set(&mut entry, u64::from(self.immediate));
+        }
+        entry
+    }
+}
+
+/// Writes an entry to a completion queue. `false` if the queue has failed: then its queue pair must stop.
+pub fn post(device: &mut Device, cqn: u32, completion: &Completion) -> bool {
+    let clock = crate::hca::clock::ticks();
+    let Some(cq) = device.cqs.get_mut(cqn) else { return false };
+    if cq.status != CqStatus::Ok {
+        return false;
+    }
+    let size = 1u32 << cq.log_size;
+    if !cq.overrun_ignore && !cq.collapsed && cq.producer.wrapping_sub(cq.consumer) & INDEX >= size {
+        // The consumer may have moved since we last looked.
+        if let Ok(word) = device.host.read_be32(cq.dbr + dbr::CQ_CONSUMER) {
+            cq.consumer = word & INDEX;
+        }
+        if cq.producer.wrapping_sub(cq.consumer) & INDEX >= size {
+            cq.status = CqStatus::Overflow;
+            device.counters.cq_overruns += 1;
+            let rule = "a queue has room for all completions that can arrive before they are consumed";
+            device.refuse(format!("cq {cqn:#x}"), "producer", completion.qpn, rule, "PRM CQC");
+            event::cq_error(device, cqn, cq_error::OVERRUN);
+            return false;
+        }
+    }
+    let mut entry = completion.encode(clock);
+    let (slot, owner) = if cq.collapsed { (0, 0) } else { (cq.producer & (size - 1), cq.producer >> cq.log_size & 1) };
+    cqe::owner.set(&mut entry, u64::from(owner));
+    // In an entry of 128 bytes the completion is the second half.
+    let offset = u64::from(slot) * cq.entry + (cq.entry - cqe::SIZE as u64);
+    let last = cqe::SIZE - 1;
+    let written = cq.buffer.locate(offset).is_some_and(|(addr, _)| {
+        // Opcode and owner make the entry valid, so they must be seen last.
+        let body = device.host.write(addr, &entry[..last]);
+        body.and_then(|()| device.host.publish(addr + last as u64, &entry[last..])).is_ok()
+    });
+    if !written {
+        cq.status = CqStatus::WriteFail;
+        event::cq_error(device, cqn, cq_error::ACCESS_VIOLATION);
+        return false;
+    }
+    cq.producer = cq.producer.wrapping_add(1) & INDEX;
+    let wanted = completion.solicited || completion.failure.is_some();
+    if wanted {
+        cq.last_solicited = cq.producer;
+    }
+    if cq.arm == Arm::Any || cq.arm == Arm::Solicited && wanted {
+        fire(device, cqn);
+    }
+    if completion.failure.is_some() {
+        device.counters.error_cqes += 1;
+    }
+    true
+}
+
+fn fire(device: &mut Device, cqn: u32) {
+    let Some(cq) = device.cqs.get_mut(cqn) else { return };
+    cq.arm = Arm::Off;
+    cq.last_notified = cq.producer;
+    let eqn = cq.eqn;
+    event::completion(device, eqn, cqn);
+}
+
+/// The arm doorbell of a completion queue: asks for an event for what lies beyond `consumer`.
+pub fn arm(device: &mut Device, cqn: u32, consumer: u32, solicited_only: bool) {
+    let Some(cq) = device.cqs.get_mut(cqn) else { return };
+    cq.consumer = consumer;
+    let seen = |index: u32| (index.wrapping_sub(consumer) & INDEX) as i32;
+    let beyond = if solicited_only {
+        // Between 0 and half of the index space ahead: after the consumer.
+        seen(cq.last_solicited) > 0 && seen(cq.last_solicited) < 1 << 23
+    } else {
+        cq.producer != consumer
+    };
+    cq.arm = if solicited_only { Arm::Solicited } else { Arm::Any };
+    if beyond {
+        fire(device, cqn);
+    }
+}
+
+/// Error opcode for a completion of a send or of a receive.
+pub fn error_opcode(send: bool) -> u8 {
+    if send { cqe_opcode::REQ_ERR } else { cqe_opcode::RESP_ERR }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ifc::wqe::syndrome;
+
+    #[test]
+    fn entries_have_the_layout_of_the_driver_s_header() {
+        let mut c = Completion::new(cqe_opcode::RESP_SEND_IMM, 0x12_3456, 0xab_cdef, 0x1234);
+        c.byte_count = 0x1000;
+        c.immediate = 0xdead_beef;
+        c.solicited = true;
+        let e = c.encode(0x0102_0304_0506_0708);
+        assert_eq!(&e[0x20..0x28], &[0x00, 0xab, 0xcd, 0xef, 0xde, 0xad, 0xbe, 0xef]);
+        assert_eq!(&e[0x2c..0x40], &[0, 0, 0x10, 0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 0x12, 0x34, 0x56, 0x12, 0x34, 0, 0x32]);
+    }
+
+    #[test]
+    fn error_entries_carry_both_syndromes() {
+        let mut c = Completion::new(cqe_opcode::REQ_ERR, 7, 0, 9);
+        c.send_opcode = 0x08;
+        c.failure = Some(Failure::new(syndrome::REMOTE_ACCESS, 0x88));
+        let e = c.encode(1);
+        assert_eq!((e[0x36], e[0x37], e[0x38], e[0x3b], e[0x3d], e[0x3f]), (0x88, 0x13, 0x08, 7, 9, 0xd0));
+        assert_eq!(&e[0x2c..0x36], &[0; 10], "no length, no time");
+    }
+}

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Events: entries in event queues, and interrupts.
+
+use crate::ifc::event::{eqe, kind};
+use crate::objects::device::Device;
+
+/// Kind of queue in an affiliated event (`mlx5_eqe_qp_srq.type`).
+const QUEUE_TYPE_QP: u64 = 0;
+
+/// Writes an entry to one event queue and interrupts if it is armed.
+fn post(device: &mut Device, eqn: u32, mut entry: [u8; eqe::SIZE]) {
+    let Some(eq) = device.eqs.get_mut(eqn) else { return };
+    let size = 1 << eq.log_size;
+    if eq.producer.wrapping_sub(eq.consumer) & 0xff_ffff >= size {
+        eq.overrun = true;
+        device.counters.eq_overruns += 1;
+        device.refuse(format!("eq {eqn:#x}"), "producer", size, "the driver takes events before the queue is full", "PRM EQC");
+        return;
+    }
+    let owner = eq.producer >> eq.log_size & 1;
+    eqe::owner.set(&mut entry, u64::from(owner));
+    let slot = u64::from(eq.producer & (size - 1)) * eqe::SIZE as u64;
+    let Some((addr, _)) = eq.buffer.locate(slot) else { return };
+    let last = eqe::SIZE - 1;
+    // The owner bit makes the entry valid, so it must be seen last.
+    let written = device.host.write(addr, &entry[..last]).and_then(|()| device.host.publish(addr + last as u64, &entry[last..]));
+    if written.is_err() {
+        return;
+    }
+    eq.producer = eq.producer.wrapping_add(1);
+    if std::mem::take(&mut eq.armed) {
+        device.host.interrupt(eq.vector);
+    }
+}
+
+/// Posts an asynchronous event to every queue that takes its type.
+fn broadcast(device: &mut Device, event_type: u8, entry: [u8; eqe::SIZE]) {
+    let takers: Vec<u32> = device.eqs.iter().filter(|(_, eq)| eq.takes(event_type)).map(|(eqn, _)| eqn).collect();
+    for eqn in takers {
+        post(device, eqn, entry);
+    }
+}
+
+fn entry(event_type: u8) -> [u8; eqe::SIZE] {
+    let mut entry = [0; eqe::SIZE];
+    eqe::event_type.set(&mut entry, u64::from(event_type));
+    entry
+}
+
+/// A completion queue has something.
+pub fn completion(device: &mut Device, eqn: u32, cqn: u32) {
+    let mut entry = entry(kind::COMPLETION);
+    eqe::comp_cqn.set(&mut entry, u64::from(cqn));
+    post(device, eqn, entry);
+}
+
+/// Commands in the slots of `slots` are done.
+pub fn command_done(device: &mut Device, eqn: u32, slots: u32) {
+    let mut entry = entry(kind::COMMAND);
+    eqe::cmd_vector.set(&mut entry, u64::from(slots));
+    post(device, eqn, entry);
+}
+
+/// Something happened to a queue pair.
+pub fn queue_pair(device: &mut Device, event_type: u8, qpn: u32) {
+    let mut entry = entry(event_type);
+    eqe::queue_type.set(&mut entry, QUEUE_TYPE_QP);
+    eqe::queue_number.set(&mut entry, u64::from(qpn));
+    broadcast(device, event_type, entry);
+}
+
+/// Something happened to a shared receive queue.
+pub fn shared_receive_queue(device: &mut Device, event_type: u8, srqn: u32) {
+    let mut entry = entry(event_type);
+    eqe::queue_number.set(&mut entry, u64::from(srqn));
+    broadcast(device, event_type, entry);
+}
+
+/// A completion queue failed.
+pub fn cq_error(device: &mut Device, cqn: u32, syndrome: u8) {
+    let mut entry = entry(kind::CQ_ERROR);
+    eqe::cq_err_cqn.set(&mut entry, u64::from(cqn));
+    eqe::cq_err_syndrome.set(&mut entry, u64::from(syndrome));
+    broadcast(device, kind::CQ_ERROR, entry);
+}
+
+/// The port went up or down (`ifc::event::port_change`).
+pub fn port_change(device: &mut Device, sub_type: u8) {
+    let mut entry = entry(kind::PORT_CHANGE);
+    eqe::event_sub_type.set(&mut entry, u64::from(sub_type));
+    eqe::port_num.set(&mut entry, 1);
+    broadcast(device, kind::PORT_CHANGE, entry);
+}
+
+/// The driver told how far it has read an event queue, and whether it wants an interrupt for more.
+pub fn consumed(device: &mut Device, eqn: u32, consumer: u32, arm: bool) {
+    let Some(eq) = device.eqs.get_mut(eqn) else { return };
+    eq.consumer = consumer;
+    if arm {
+        eq.armed = eq.producer & 0xff_ffff == consumer;
+        if !eq.armed {
+            device.host.interrupt(eq.vector);
+        }
+    }
+}

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Packets from the wire: which queue pair they are for, and to which half of it they go.
+
+use std::time::Instant;
+
+use super::requester::{self, Budget};
+use super::responder;
+use crate::objects::device::Device;
+use crate::objects::qp::{Qp, Service, State};
+use crate::wire::packet::{Kind, Packet, Transport};
+use crate::wire::port::PortState;
+
+/// Queue pair number of multicast packets.
+const MULTICAST_QPN: u32 = 0xff_ffff;
+
+/// Queue pairs that a packet is for.
+fn targets(device: &Device, packet: &Packet) -> Vec<u32> {
+    let special = |service| device.qps.iter().find(|(_, qp)| qp.service == service).map(|(n, _)| n).into_iter().collect();
+    match packet.qpn {
+        0 => special(Service::Smi),
+        1 => special(Service::Gsi),
+        MULTICAST_QPN => {
+            let Some(grh) = &packet.grh else { return Vec::new() };
+            device.multicast.iter().filter(|(gid, _)| *gid == grh.destination).map(|(_, qpn)| *qpn).collect()
+        }
+        qpn => vec![qpn],
+    }
+}
+
+/// Whether a queue pair takes a packet. What it does not take vanishes, as on a wire.
+fn takes(device: &Device, qp: &Qp, packet: &Packet) -> bool {
+    let transport = match qp.service {
+        Service::Rc => Transport::Rc,
+        Service::Uc => Transport::Uc,
+        Service::Xrc => Transport::Xrc,
+        Service::Ud | Service::Smi | Service::Gsi => Transport::Ud,
+        Service::RegUmr => return false,
+    };
+    // A connection takes packets from its own peer only (IBA 9.6.1.5).
+    let from_peer = transport == Transport::Ud || packet.source_lid == qp.decoded.remote_lid;
+    let pkey = device.port.pkey(usize::from(qp.decoded.pkey_index));
+    transport == packet.transport && from_peer && qp.state.answers() && packet.pkey & 0x7fff == pkey & 0x7fff
+}
+
+/// A packet has arrived at the port.
+pub fn packet(device: &mut Device, packet: &Packet, now: Instant) {
+    if device.port.state != PortState::Active {
+        device.counters.packets_dropped += 1;
+        return;
+    }
+    for qpn in targets(device, packet) {
+        let Some(mut qp) = device.qps.borrow_out(qpn) else {
+            device.counters.packets_dropped += 1;
+            continue;
+        };
+        if takes(device, &qp, packet) {
+            device.counters.packets_received += 1;
+            match packet.kind {
+                Kind::ReadResponse { .. } | Kind::AtomicResponse { .. } | Kind::Acknowledge(_) => {
+                    requester::answer(device, &mut qp, packet, now);
+                }
+                _ => responder::request(device, &mut qp, packet),
+            }
+        } else {
+            device.counters.packets_dropped += 1;
+        }
+        device.qps.put_back(qpn, qp);
+        device.schedule(qpn);
+    }
+}
+
+/// Runs both halves of a queue pair for a while. Returns whether there is more to do at once.
+pub fn run(device: &mut Device, qpn: u32, budget: &mut Budget, now: Instant) -> bool {
+    let Some(mut qp) = device.qps.borrow_out(qpn) else { return false };
+    qp.scheduled = false;
+    let more = responder::run(device, &mut qp, budget);
+    if qp.state == State::Error {
+        requester::flush_send(device, &mut qp);
+    }
+    let more = requester::run(device, &mut qp, budget, now) || more;
+    device.qps.put_back(qpn, qp);
+    more
+}
+
+/// The deadline of a queue pair may have come.
+pub fn timer(device: &mut Device, qpn: u32, now: Instant) {
+    let Some(mut qp) = device.qps.borrow_out(qpn) else { return };
+    requester::timer(device, &mut qp, now);
+    device.qps.put_back(qpn, qp);
+    device.schedule(qpn);
+}

@@ -1,0 +1,784 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The sending half of a queue pair: from the doorbell to packets, and from answers to completions.
+//!
+//! WQEs are fetched in order into `flights`. A cursor walks over their packets; what an acknowledgement has not covered is
+//! sent again when the cursor is moved back. A WQE completes when it is at the head and all its packets are answered.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use super::completion::{self, Completion, Failure, error_opcode};
+use super::memory::{self, Accessor, Denied, Purpose};
+use super::timer::{ack_timeout, rnr_delay};
+use super::wqe::{self, Fetched, Operation, Wqe};
+use super::{event, responder};
+use crate::ifc::event::kind;
+use crate::ifc::wqe::{cqe_opcode, dbr, syndrome};
+use crate::objects::device::Device;
+use crate::objects::qp::{Decoded, Qp, ReceiveFrom, Service, State};
+use crate::wire::packet::{Deth, Grh, Kind, Nak, Packet, Position, Reth, Rider, Transport, Verdict, psn};
+
+/// WQEs in flight.
+const MAX_FLIGHTS: usize = 64;
+/// Request packets without an answer.
+const MAX_UNANSWERED: u32 = 128;
+/// In a long message an answer is asked for this often.
+const ACK_EVERY: u32 = 32;
+/// `rnr_retry` that means forever.
+const FOREVER: u8 = 7;
+
+/// Vendor syndromes as ConnectX is seen to report them (rdma-core, UCX and NCCL bug reports quote them).
+mod vendor {
+    pub const RETRY: u8 = 0x81;
+    pub const RNR_RETRY: u8 = 0x87;
+    pub const REMOTE_ACCESS: u8 = 0x88;
+    pub const REMOTE_OPERATION: u8 = 0x89;
+    pub const REMOTE_INVALID: u8 = 0x8a;
+    pub const LOCAL_KEY: u8 = 0x51;
+    pub const LOCAL_BOUNDS: u8 = 0x52;
+    pub const LOCAL_PERMISSION: u8 = 0x53;
+    pub const WQE_FORMAT: u8 = 0x68;
+    pub const WQE_FETCH: u8 = 0x75;
+    pub const LENGTH: u8 = 0x6e;
+    pub const FLUSH: u8 = 0xf9;
+}
+
+/// A WQE between its fetch and its completion.
+#[derive(Debug)]
+struct Flight {
+    wqe: Wqe,
+    first_psn: u32,
+    /// Sequence numbers that it takes: request packets, or response packets of a READ.
+    packets: u32,
+    /// Response packets that have come.
+    received: u32,
+    /// A local operation has been done: it is not repeated when packets are.
+    executed: bool,
+    /// Why it fails once it is at the head.
+    failure: Option<Failure>,
+}
+
+impl Flight {
+    /// Whether it needs response packets and not just an acknowledgement.
+    fn awaits_data(&self) -> bool {
+        matches!(self.wqe.operation, Operation::Read { .. } | Operation::Atomic { .. })
+    }
+
+    /// Whether everything up to, but not including, `unacked` completes it.
+    fn is_done(&self, unacked: u32) -> bool {
+        if self.awaits_data() {
+            return self.received == self.packets;
+        }
+        psn::distance(unacked, psn::add(self.first_psn, self.packets)) >= 0
+    }
+}
+
+/// State of the sending half.
+#[derive(Debug, Default)]
+pub struct Requester {
+    /// Producer index as last read from the doorbell record.
+    pub producer: u16,
+    /// Basic block of the next WQE to fetch.
+    pub fetched: u16,
+    /// Sequence number of the next new packet.
+    pub next_psn: u32,
+    /// Oldest sequence number without an answer.
+    unacked: u32,
+    flights: VecDeque<Flight>,
+    /// Flight being sent, and how many of its packets have been.
+    cursor: usize,
+    sent: u32,
+    retries_left: u8,
+    rnr_retries_left: u8,
+    /// Until when an answer must come.
+    deadline: Option<Instant>,
+    /// Until when the receiver is not ready.
+    pause_until: Option<Instant>,
+    /// Earliest look by the timer that has been asked for.
+    timer_at: Option<Instant>,
+}
+
+impl Requester {
+    /// Starts sending with a sequence number.
+    pub fn start(&mut self, next_psn: u32, decoded: &Decoded) {
+        self.next_psn = next_psn;
+        self.unacked = next_psn;
+        self.retries_left = decoded.retry_count;
+        self.rnr_retries_left = decoded.rnr_retry;
+    }
+
+    /// The newest sequence number that has been answered.
+    pub fn acked_psn(&self) -> u32 {
+        psn::add(self.unacked, psn::MASK)
+    }
+
+    /// READs and atomics that have been sent and not answered.
+    fn reads_out(&self) -> usize {
+        self.flights.iter().take(self.cursor).filter(|f| f.awaits_data() && f.received < f.packets).count()
+    }
+
+    /// Request packets that have been sent and not answered.
+    fn unanswered(&self) -> u32 {
+        let started = self.flights.iter().take(self.cursor).map(|f| if f.awaits_data() { 1 } else { f.packets });
+        let covered = match self.flights.front() {
+            Some(front) if !front.awaits_data() => psn::distance(self.unacked, front.first_psn).max(0) as u32,
+            _ => 0,
+        };
+        (started.sum::<u32>() + self.sent).saturating_sub(covered)
+    }
+
+    /// Moves the cursor back to the oldest packet without an answer.
+    fn rewind(&mut self) {
+        self.cursor = 0;
+        self.sent = 0;
+        for (i, flight) in self.flights.iter().enumerate() {
+            self.cursor = i;
+            self.sent = if flight.awaits_data() {
+                flight.received
+            } else {
+                (psn::distance(self.unacked, flight.first_psn).max(0) as u32).min(flight.packets)
+            };
+            if !flight.is_done(self.unacked) {
+                return;
+            }
+        }
+        self.cursor = self.flights.len();
+        self.sent = 0;
+    }
+}
+
+/// How much may be done before others get their turn.
+#[derive(Debug, Clone, Copy)]
+pub struct Budget {
+    /// Packets.
+    pub packets: u32,
+    /// Bytes.
+    pub bytes: usize,
+}
+
+impl Budget {
+    /// Takes a packet with so many bytes from it.
+    pub fn spend(&mut self, bytes: usize) {
+        self.packets = self.packets.saturating_sub(1);
+        self.bytes = self.bytes.saturating_sub(bytes);
+    }
+
+    /// Whether nothing is left.
+    pub fn is_spent(&self) -> bool {
+        self.packets == 0 || self.bytes == 0
+    }
+}
+
+/// The send doorbell was rung with a WQE index.
+pub fn rung(device: &mut Device, qpn: u32, index: u16) {
+    let Some(qp) = device.qps.get(qpn) else { return };
+    let (state, record) = (qp.state, qp.decoded.dbr);
+    if !matches!(state, State::ReadyToSend | State::SendQueueError | State::SendQueueDrained | State::Error) {
+        let rule = "a send queue is rung in RTS, SQD, SQER or ERR";
+        device.refuse(format!("qp {qpn:#x}"), "state", state as u8, rule, "IBA 10.3.1");
+        return;
+    }
+    if !read_producer(device, qpn) {
+        return;
+    }
+    let Some(qp) = device.qps.get(qpn) else { return };
+    // Drivers ring with the index of the last WQE or with the next free one; both are at most the record's.
+    if (qp.requester.producer.wrapping_sub(index) as i16) < 0 {
+        device.counters.doorbells_ahead += 1;
+        let rule = "the doorbell record is written before the doorbell";
+        device.refuse(format!("qp {qpn:#x} doorbell record {record:#x}"), "wqe_index", index, rule, "PRM, doorbell record");
+    }
+    device.schedule(qpn);
+}
+
+/// Reads the send producer index. `false` if the record cannot be used; the queue pair is then in error.
+fn read_producer(device: &mut Device, qpn: u32) -> bool {
+    let Some(qp) = device.qps.get_mut(qpn) else { return false };
+    let Some(log_size) = qp.queues.log_send else { return false };
+    let Ok(word) = device.host.read_be32(qp.decoded.dbr + dbr::SEND) else {
+        fatal(device, qpn, kind::WQ_CATAS_ERROR);
+        return false;
+    };
+    let producer = word as u16;
+    // Of the WQEs in flight, those still count that have not completed.
+    let posted = u32::from(producer.wrapping_sub(qp.requester.fetched));
+    if posted > 1 << log_size {
+        let rule = "at most as many blocks are posted as the queue has";
+        device.refuse(format!("qp {qpn:#x}"), "send producer", producer, rule, "PRM, doorbell record");
+        fatal(device, qpn, kind::WQ_CATAS_ERROR);
+        return false;
+    }
+    qp.requester.producer = producer;
+    true
+}
+
+/// Puts a queue pair in error because of something that no WQE can report.
+pub fn fatal(device: &mut Device, qpn: u32, event_type: u8) {
+    to_error(device, qpn);
+    event::queue_pair(device, event_type, qpn);
+}
+
+/// Runs the sending half for a while. Returns whether there is more to do at once.
+pub fn run(device: &mut Device, qp: &mut Qp, budget: &mut Budget, now: Instant) -> bool {
+    if qp.state != State::ReadyToSend {
+        return false;
+    }
+    loop {
+        complete(device, qp);
+        if qp.state != State::ReadyToSend || qp.requester.pause_until.is_some() {
+            return false;
+        }
+        if budget.is_spent() {
+            return true;
+        }
+        if qp.requester.cursor == qp.requester.flights.len() && !take_next(device, qp) {
+            return false;
+        }
+        match step(device, qp, now) {
+            Step::Sent(bytes) => budget.spend(bytes),
+            Step::Local => budget.spend(0),
+            Step::Wait => return false,
+        }
+    }
+}
+
+/// Fetches the next WQE into the flights. `false` if there is none or no room.
+fn take_next(device: &mut Device, qp: &mut Qp) -> bool {
+    let requester = &qp.requester;
+    let available = requester.producer.wrapping_sub(requester.fetched);
+    if available == 0 || requester.flights.len() >= MAX_FLIGHTS || requester.flights.back().is_some_and(|f| f.failure.is_some()) {
+        return false;
+    }
+    let (wqe, failure) = match wqe::fetch(&device.host, qp, requester.fetched, available) {
+        Fetched::Wqe(wqe) => {
+            let too_long = wqe.len > 1 << qp.decoded.log_msg_max || qp.service.is_datagram() && wqe.len as usize > device.port.mtu();
+            let failure = too_long.then(|| {
+                device.refuse(format!("qp {:#x} wqe {:#x}", qp.number, wqe.index), "byte_count", wqe.len, "a message has at most 2^log_msg_max bytes, a datagram one MTU", "IBA 9.7.8");
+                Failure::new(syndrome::LOCAL_LENGTH, vendor::LENGTH)
+            });
+            (wqe, failure)
+        }
+        Fetched::Malformed(wrong) => {
+            if wrong.torn {
+                device.counters.torn_wqes += 1;
+            }
+            device.refuse(format!("qp {:#x} wqe {:#x}", qp.number, wrong.index), wrong.field, wrong.value, wrong.rule, "PRM, WQE format");
+            let failure = Failure::new(syndrome::LOCAL_QP_OP, vendor::WQE_FORMAT);
+            (placeholder(wrong.index, wrong.blocks, wrong.opcode), Some(failure))
+        }
+        Fetched::Unreachable => {
+            let failure = Failure::new(syndrome::LOCAL_QP_OP, vendor::WQE_FETCH);
+            (placeholder(requester.fetched, 1, 0), Some(failure))
+        }
+    };
+    let requester = &mut qp.requester;
+    requester.fetched = requester.fetched.wrapping_add(wqe.blocks);
+    let packets = match wqe.operation {
+        Operation::Nop | Operation::Invalidate { .. } => 0,
+        Operation::Atomic { .. } => 1,
+        _ if qp.service.is_datagram() => 1,
+        _ => (wqe.len as usize).div_ceil(qp.decoded.mtu).max(1) as u32,
+    };
+    // What fails is never sent, so it takes no sequence numbers.
+    let packets = if failure.is_some() { 0 } else { packets };
+    requester.flights.push_back(Flight { wqe, first_psn: requester.next_psn, packets, received: 0, executed: false, failure });
+    requester.next_psn = psn::add(requester.next_psn, packets);
+    true
+}
+
+/// Stands for a WQE that could not be read.
+fn placeholder(index: u16, blocks: u16, opcode: u8) -> Wqe {
+    Wqe {
+        index,
+        blocks,
+        opcode,
+        completion: 0,
+        fence: 0,
+        solicited: false,
+        operation: Operation::Nop,
+        destination: None,
+        xrc_srqn: None,
+        gather: Vec::new(),
+        inline: Vec::new(),
+        len: 0,
+    }
+}
+
+enum Step {
+    Sent(usize),
+    Local,
+    Wait,
+}
+
+/// Does the cursor's next packet, or its local operation.
+fn step(device: &mut Device, qp: &mut Qp, now: Instant) -> Step {
+    let requester = &qp.requester;
+    let Some(flight) = requester.flights.get(requester.cursor) else { return Step::Wait };
+    if flight.failure.is_some() {
+        return Step::Wait;
+    }
+    let first = requester.sent == 0;
+    // A fence waits for the READs and atomics before it (IBA 10.8.3.3). Local operations are over when they are done.
+    if first && flight.wqe.fence >= 2 && requester.reads_out() > 0 {
+        return Step::Wait;
+    }
+    match flight.wqe.operation {
+        Operation::Nop => {
+            advance(qp, 0);
+            Step::Local
+        }
+        Operation::Invalidate { .. } if flight.executed => {
+            advance(qp, 0);
+            Step::Local
+        }
+        Operation::Invalidate { key } => {
+            let failure = responder::invalidate(device, qp, key).err().map(local_failure);
+            let cursor = qp.requester.cursor;
+            if let Some(flight) = qp.requester.flights.get_mut(cursor) {
+                flight.executed = true;
+                flight.failure = failure;
+            }
+            Step::Local
+        }
+        Operation::Read { .. } | Operation::Atomic { .. } if requester.reads_out() >= qp.decoded.max_reads_out => Step::Wait,
+        _ if qp.service.is_reliable() && requester.unanswered() >= MAX_UNANSWERED => Step::Wait,
+        _ => send(device, qp, now),
+    }
+}
+
+/// Moves the cursor over `packets` packets, and to the next WQE at the end of this one.
+fn advance(qp: &mut Qp, packets: u32) {
+    let requester = &mut qp.requester;
+    requester.sent += packets;
+    if requester.flights.get(requester.cursor).is_none_or(|f| requester.sent >= f.packets) {
+        requester.cursor += 1;
+        requester.sent = 0;
+    }
+}
+
+fn local_failure(denied: Denied) -> Failure {
+    let vendor = match denied {
+        Denied::Key | Denied::Domain => vendor::LOCAL_KEY,
+        Denied::Bounds | Denied::Translation | Denied::Dma => vendor::LOCAL_BOUNDS,
+        Denied::Permission => vendor::LOCAL_PERMISSION,
+    };
+    Failure::new(syndrome::LOCAL_PROT, vendor)
+}
+
+/// Who a queue pair is to memory keys.
+pub fn accessor(qp: &Qp) -> Accessor {
+    Accessor { pd: qp.decoded.pd, qpn: qp.number }
+}
+
+/// Reads a part of what a WQE sends.
+fn gather(device: &Device, qp: &Qp, wqe: &Wqe, offset: usize, len: usize) -> Result<Vec<u8>, Denied> {
+    if !wqe.inline.is_empty() {
+        return Ok(wqe.inline.get(offset..offset + len).unwrap_or_default().to_vec());
+    }
+    let mut data = vec![0; len];
+    let mut skip = offset;
+    let mut done = 0;
+    for sge in &wqe.gather {
+        let size = sge.len as usize;
+        if skip >= size {
+            skip -= size;
+            continue;
+        }
+        let piece = (size - skip).min(len - done);
+        let into = data.get_mut(done..done + piece).ok_or(Denied::Bounds)?;
+        memory::read(device, accessor(qp), sge.key, sge.address.wrapping_add(skip as u64), Purpose::LocalRead, into)?;
+        skip = 0;
+        done += piece;
+        if done == len {
+            break;
+        }
+    }
+    Ok(data)
+}
+
+/// Sends the cursor's next packet.
+fn send(device: &mut Device, qp: &mut Qp, now: Instant) -> Step {
+    let requester = &qp.requester;
+    let (cursor, sent) = (requester.cursor, requester.sent);
+    let Some(flight) = requester.flights.get(cursor) else { return Step::Wait };
+    let wqe = &flight.wqe;
+    let mtu = qp.decoded.mtu;
+    let offset = sent as usize * mtu;
+    let rest = (wqe.len as usize).saturating_sub(offset);
+    let last = sent + 1 == flight.packets;
+    let position = Position { first: sent == 0, last };
+    let rider = |rider| if last { rider } else { Rider::None };
+    let (kind, carried, answered) = match wqe.operation {
+        Operation::Send { rider: r } => (Kind::Send { position, rider: rider(r) }, rest.min(packet_len(device, qp)), 1),
+        Operation::Write { address, rkey, rider: r } => {
+            let reth = position.first.then_some(Reth { address, rkey, len: wqe.len });
+            (Kind::Write { position, reth, rider: rider(r) }, rest.min(mtu), 1)
+        }
+        // One request asks for all that is missing.
+        Operation::Read { address, rkey } => {
+            let reth = Reth { address: address.wrapping_add(offset as u64), rkey, len: rest as u32 };
+            (Kind::ReadRequest(reth), 0, flight.packets - sent)
+        }
+        Operation::Atomic { address, rkey, operation } => (Kind::AtomicRequest { address, rkey, operation }, 0, 1),
+        Operation::Nop | Operation::Invalidate { .. } => return Step::Wait,
+    };
+    let payload = match gather(device, qp, wqe, offset, carried) {
+        Ok(payload) => payload,
+        Err(denied) => {
+            // What was sent before stands; the WQE fails when it is its turn to complete.
+            if let Some(flight) = qp.requester.flights.get_mut(cursor) {
+                flight.failure = Some(local_failure(denied));
+                if sent == 0 {
+                    qp.requester.next_psn = flight.first_psn;
+                    flight.packets = 0;
+                }
+            }
+            return Step::Local;
+        }
+    };
+    let ack_request = qp.service.is_reliable() && (last || flight.awaits_data() || sent % ACK_EVERY == ACK_EVERY - 1);
+    let mut packet = address(device, qp, wqe);
+    packet.psn = psn::add(flight.first_psn, sent);
+    packet.ack_request = ack_request;
+    packet.solicited = last && wqe.solicited;
+    packet.kind = kind;
+    packet.payload = payload;
+    let bytes = packet.payload.len();
+    device.counters.packets_sent += 1;
+    device.counters.bytes_sent += bytes as u64;
+    device.outbox.push_back(packet);
+    advance(qp, answered);
+    if qp.service.is_reliable() {
+        expect_answer(device, qp, now);
+    } else {
+        // Nobody answers: what is sent is done.
+        qp.requester.unacked = psn::add(qp.requester.unacked, 1);
+    }
+    Step::Sent(bytes)
+}
+
+/// Bytes that a SEND's packet holds: a datagram is one packet whatever the queue pair's MTU field says.
+fn packet_len(device: &Device, qp: &Qp) -> usize {
+    if qp.service.is_datagram() { device.port.mtu() } else { qp.decoded.mtu }
+}
+
+/// A packet with its addresses filled in.
+fn address(device: &Device, qp: &Qp, wqe: &Wqe) -> Packet {
+    let d = &qp.decoded;
+    let transport = match qp.service {
+        Service::Uc => Transport::Uc,
+        Service::Xrc => Transport::Xrc,
+        Service::Ud | Service::Smi | Service::Gsi => Transport::Ud,
+        Service::Rc | Service::RegUmr => Transport::Rc,
+    };
+    let grh = |gid: [u8; 16], traffic_class, flow_label, hop_limit| Grh {
+        source: device.port.gid(0),
+        destination: gid,
+        traffic_class,
+        flow_label,
+        hop_limit,
+    };
+    let mut packet = Packet {
+        source_lid: device.port.lid,
+        destination_lid: d.remote_lid,
+        sl: d.sl,
+        grh: d.remote_gid.map(|gid| grh(gid, 0, 0, 64)),
+        transport,
+        pkey: device.port.pkey(usize::from(d.pkey_index)),
+        qpn: d.remote_qpn,
+        psn: 0,
+        ack_request: false,
+        solicited: false,
+        deth: None,
+        xrc_srqn: wqe.xrc_srqn,
+        kind: Kind::Acknowledge(Verdict::Ack),
+        payload: Vec::new(),
+    };
+    if let Some(av) = wqe.destination {
+        packet.destination_lid = av.lid;
+        packet.sl = av.sl;
+        packet.grh = av.gid.map(|gid| grh(gid, av.traffic_class, av.flow_label, av.hop_limit));
+        packet.qpn = av.qpn;
+        // A Q_Key with the top bit set stands for the queue pair's own (IBA 10.2.5).
+        let qkey = if av.qkey >> 31 == 1 { d.qkey } else { av.qkey };
+        packet.deth = Some(Deth { qkey, source_qpn: responder::wire_qpn(qp) });
+    }
+    packet
+}
+
+/// Starts the clock for an answer, if it is not running.
+fn expect_answer(device: &mut Device, qp: &mut Qp, now: Instant) {
+    if qp.requester.deadline.is_none() {
+        if let Some(timeout) = ack_timeout(qp.decoded.ack_timeout) {
+            let deadline = now + timeout;
+            qp.requester.deadline = Some(deadline);
+            look_at(device, qp, deadline);
+        }
+    }
+}
+
+/// Asks the timer for a look at a time, unless it looks earlier anyway.
+fn look_at(device: &mut Device, qp: &mut Qp, when: Instant) {
+    if qp.requester.timer_at.is_none_or(|at| at > when) {
+        qp.requester.timer_at = Some(when);
+        device.timers.add(when, qp.number);
+    }
+}
+
+/// The timer looks at a queue pair.
+pub fn timer(device: &mut Device, qp: &mut Qp, now: Instant) {
+    qp.requester.timer_at = None;
+    if qp.state == State::Error {
+        responder::poll_in_error(device, qp, now);
+        return;
+    }
+    if let Some(until) = qp.requester.pause_until {
+        if until <= now {
+            qp.requester.pause_until = None;
+            qp.requester.rewind();
+        }
+    }
+    if qp.requester.deadline.is_some_and(|deadline| deadline <= now) {
+        qp.requester.deadline = None;
+        retry(device, qp);
+    }
+    let next = [qp.requester.pause_until, qp.requester.deadline].into_iter().flatten().min();
+    if let Some(next) = next {
+        look_at(device, qp, next);
+    }
+}
+
+/// Sends again from the oldest packet without an answer, or gives up.
+fn retry(device: &mut Device, qp: &mut Qp) {
+    if qp.requester.flights.is_empty() || qp.state != State::ReadyToSend {
+        return;
+    }
+    if qp.requester.retries_left == 0 {
+        let failure = Failure::new(syndrome::TRANSPORT_RETRY_EXC, vendor::RETRY);
+        return fail_oldest(device, qp, failure);
+    }
+    qp.requester.retries_left -= 1;
+    device.counters.retransmissions += 1;
+    qp.requester.rewind();
+}
+
+/// The WQE with the oldest packet without an answer fails.
+fn fail_oldest(device: &mut Device, qp: &mut Qp, failure: Failure) {
+    qp.requester.rewind();
+    let cursor = qp.requester.cursor;
+    if let Some(flight) = qp.requester.flights.get_mut(cursor) {
+        flight.failure = Some(failure);
+    }
+    complete(device, qp);
+}
+
+/// An answer has come.
+pub fn answer(device: &mut Device, qp: &mut Qp, packet: &Packet, now: Instant) {
+    let requester = &mut qp.requester;
+    // Only what is in flight can be answered.
+    let ahead = psn::distance(packet.psn, requester.unacked);
+    let behind_next = psn::distance(packet.psn, requester.next_psn) < 0;
+    match packet.kind {
+        Kind::Acknowledge(Verdict::Ack) if ahead >= 0 && behind_next => acknowledge(qp, psn::add(packet.psn, 1)),
+        Kind::Acknowledge(Verdict::ReceiverNotReady(code)) if ahead >= 0 && behind_next => {
+            acknowledge(qp, packet.psn);
+            receiver_not_ready(device, qp, code, now);
+        }
+        Kind::Acknowledge(Verdict::Nak(nak)) if ahead >= 0 && behind_next => {
+            acknowledge(qp, packet.psn);
+            refused(device, qp, nak);
+        }
+        Kind::ReadResponse { position } => read_response(device, qp, packet, position),
+        Kind::AtomicResponse { original } => atomic_response(device, qp, packet.psn, original),
+        _ => {}
+    }
+    complete(device, qp);
+    let requester = &mut qp.requester;
+    requester.deadline = None;
+    let outstanding = requester.cursor > 0 || requester.sent > 0;
+    if qp.state == State::ReadyToSend && outstanding && requester.pause_until.is_none() {
+        expect_answer(device, qp, now);
+    }
+}
+
+/// Everything before `unacked` has reached the other side.
+fn acknowledge(qp: &mut Qp, unacked: u32) {
+    let requester = &mut qp.requester;
+    // An acknowledgement cannot stand for the data of a READ before it.
+    let mut limit = unacked;
+    for flight in requester.flights.iter().filter(|f| f.awaits_data() && f.received < f.packets) {
+        let missing = psn::add(flight.first_psn, flight.received);
+        if psn::distance(limit, missing) > 0 {
+            limit = missing;
+            break;
+        }
+    }
+    if psn::distance(limit, requester.unacked) > 0 {
+        requester.unacked = limit;
+        requester.retries_left = qp.decoded.retry_count;
+        requester.rnr_retries_left = qp.decoded.rnr_retry;
+    }
+}
+
+fn receiver_not_ready(device: &mut Device, qp: &mut Qp, code: u8, now: Instant) {
+    device.counters.rnr_naks += 1;
+    if qp.decoded.rnr_retry != FOREVER {
+        if qp.requester.rnr_retries_left == 0 {
+            return fail_oldest(device, qp, Failure::new(syndrome::RNR_RETRY_EXC, vendor::RNR_RETRY));
+        }
+        qp.requester.rnr_retries_left -= 1;
+    }
+    let until = now + rnr_delay(code);
+    qp.requester.pause_until = Some(until);
+    look_at(device, qp, until);
+}
+
+fn refused(device: &mut Device, qp: &mut Qp, nak: Nak) {
+    let failure = match nak {
+        Nak::Sequence => return retry(device, qp),
+        Nak::InvalidRequest => Failure::new(syndrome::REMOTE_INVAL_REQ, vendor::REMOTE_INVALID),
+        Nak::RemoteAccess => Failure::new(syndrome::REMOTE_ACCESS, vendor::REMOTE_ACCESS),
+        Nak::RemoteOperation => Failure::new(syndrome::REMOTE_OP, vendor::REMOTE_OPERATION),
+    };
+    fail_oldest(device, qp, failure);
+}
+
+/// The flight whose next response packet has a sequence number.
+fn awaiting(qp: &Qp, psn_: u32) -> Option<usize> {
+    qp.requester.flights.iter().position(|f| f.awaits_data() && f.received < f.packets && psn::add(f.first_psn, f.received) == psn_)
+}
+
+fn read_response(device: &mut Device, qp: &mut Qp, packet: &Packet, position: Position) {
+    let Some(index) = awaiting(qp, packet.psn) else { return };
+    // A response also says that everything before it has arrived.
+    acknowledge(qp, packet.psn);
+    let Some(flight) = qp.requester.flights.get(index) else { return };
+    let offset = flight.received as usize * qp.decoded.mtu;
+    let expected = (flight.wqe.len as usize).saturating_sub(offset).min(qp.decoded.mtu);
+    let ends = flight.received + 1 == flight.packets;
+    let result = if packet.payload.len() != expected || position.last != ends {
+        Err(Failure::new(syndrome::BAD_RESP, vendor::REMOTE_INVALID))
+    } else {
+        scatter(device, qp, &flight.wqe, offset, &packet.payload).map_err(local_failure)
+    };
+    let Some(flight) = qp.requester.flights.get_mut(index) else { return };
+    match result {
+        Ok(()) => {
+            flight.received += 1;
+            acknowledge(qp, psn::add(packet.psn, 1));
+        }
+        Err(failure) => flight.failure = Some(failure),
+    }
+}
+
+fn atomic_response(device: &mut Device, qp: &mut Qp, psn_: u32, original: u64) {
+    let Some(index) = awaiting(qp, psn_) else { return };
+    acknowledge(qp, psn_);
+    let Some(flight) = qp.requester.flights.get(index) else { return };
+    let bytes = if device.caps.atomic_host_order { original.to_ne_bytes() } else { original.to_be_bytes() };
+    let result = scatter(device, qp, &flight.wqe, 0, &bytes).map_err(local_failure);
+    let Some(flight) = qp.requester.flights.get_mut(index) else { return };
+    match result {
+        Ok(()) => {
+            flight.received = 1;
+            acknowledge(qp, psn::add(psn_, 1));
+        }
+        Err(failure) => flight.failure = Some(failure),
+    }
+}
+
+/// Writes what a READ or atomic brought into the WQE's local memory.
+fn scatter(device: &Device, qp: &Qp, wqe: &Wqe, offset: usize, data: &[u8]) -> Result<(), Denied> {
+    responder::scatter(device, accessor(qp), &wqe.gather, offset, data)
+}
+
+/// Completes WQEs at the head, in order. One that fails puts the queue pair in error.
+fn complete(device: &mut Device, qp: &mut Qp) {
+    while let Some(front) = qp.requester.flights.front() {
+        if let Some(failure) = front.failure {
+            let Some(flight) = qp.requester.flights.pop_front() else { return };
+            report(device, qp, &flight.wqe, Some(failure));
+            return enter_error(device, qp, None);
+        }
+        if qp.requester.cursor == 0 || !front.is_done(qp.requester.unacked) {
+            return;
+        }
+        let Some(flight) = qp.requester.flights.pop_front() else { return };
+        qp.requester.cursor -= 1;
+        if !report(device, qp, &flight.wqe, None) {
+            // Its completion queue is broken: nothing can be told any more.
+            return enter_error(device, qp, Some(kind::WQ_CATAS_ERROR));
+        }
+    }
+}
+
+/// Writes the completion of a send WQE, if it is to have one. `false` if its completion queue has failed.
+fn report(device: &mut Device, qp: &Qp, wqe: &Wqe, failure: Option<Failure>) -> bool {
+    if failure.is_none() && wqe.completion < 2 {
+        return true;
+    }
+    let opcode = if failure.is_some() { error_opcode(true) } else { cqe_opcode::REQ };
+    let mut entry = Completion::new(opcode, qp.number, qp.decoded.user_index, wqe.index);
+    entry.send_opcode = wqe.opcode;
+    entry.failure = failure;
+    entry.solicited = wqe.completion == 3;
+    if matches!(wqe.operation, Operation::Read { .. } | Operation::Atomic { .. }) {
+        entry.byte_count = wqe.len;
+    }
+    completion::post(device, qp.decoded.cqn_send, &entry)
+}
+
+/// Puts a queue pair in error, by command or because of itself.
+pub fn to_error(device: &mut Device, qpn: u32) {
+    let Some(mut qp) = device.qps.borrow_out(qpn) else { return };
+    enter_error(device, &mut qp, None);
+    device.qps.put_back(qpn, qp);
+}
+
+/// Enters the error state: everything posted is flushed, and what will be posted too.
+pub fn enter_error(device: &mut Device, qp: &mut Qp, event_type: Option<u8>) {
+    let was = std::mem::replace(&mut qp.state, State::Error);
+    if was == State::Error || was == State::Reset {
+        return;
+    }
+    qp.requester.deadline = None;
+    qp.requester.pause_until = None;
+    flush_send(device, qp);
+    responder::flush(device, qp);
+    if let Some(event_type) = event_type {
+        event::queue_pair(device, event_type, qp.number);
+    }
+    if matches!(qp.decoded.receive, ReceiveFrom::Shared(_)) && qp.service != Service::Xrc {
+        event::queue_pair(device, kind::SRQ_LAST_WQE, qp.number);
+    }
+    responder::watch_in_error(device, qp, Instant::now());
+}
+
+/// Completes every posted send WQE with a flush.
+pub fn flush_send(device: &mut Device, qp: &mut Qp) {
+    let failure = Some(Failure::new(syndrome::WR_FLUSH, vendor::FLUSH));
+    while let Some(flight) = qp.requester.flights.pop_front() {
+        device.counters.flush_cqes += 1;
+        report(device, qp, &flight.wqe, failure);
+    }
+    qp.requester.cursor = 0;
+    qp.requester.sent = 0;
+    if let (Some(_), Ok(word)) = (qp.queues.log_send, device.host.read_be32(qp.decoded.dbr + dbr::SEND)) {
+        qp.requester.producer = word as u16;
+    }
+    let most = qp.queues.log_send.map_or(0, |log| 1u32 << log);
+    for _ in 0..most {
+        let available = qp.requester.producer.wrapping_sub(qp.requester.fetched);
+        if available == 0 || u32::from(available) > most {
+            return;
+        }
+        let wqe = match wqe::fetch(&device.host, qp, qp.requester.fetched, available) {
+            Fetched::Wqe(wqe) => wqe,
+            Fetched::Malformed(wrong) => placeholder(wrong.index, wrong.blocks, wrong.opcode),
+            Fetched::Unreachable => return,
+        };
+        qp.requester.fetched = qp.requester.fetched.wrapping_add(wqe.blocks);
+        device.counters.flush_cqes += 1;
+        report(device, qp, &wqe, failure);
+    }
+}

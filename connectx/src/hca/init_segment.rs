@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The initialisation segment: the registers that exist before there is a command interface.
+
+use super::clock;
+use crate::cmd;
+use crate::cmd::CommandQueue;
+use crate::ifc::register::{health_buffer, iseg};
+use crate::objects::device::Device;
+
+/// Firmware version 20.35.1012 of a ConnectX-6.
+const FW_MAJOR: u32 = 20;
+const FW_MINOR: u32 = 35;
+const FW_SUBMINOR: u32 = 1012;
+/// Command interface revision that the driver demands.
+const COMMAND_INTERFACE: u32 = 5;
+/// Hardware id of ConnectX-6.
+const HW_ID: u32 = 0x20f;
+/// Log2 of entries and stride of the command queue.
+const COMMAND_QUEUE_SIZES: u32 = (5 << 4) | 6;
+const _: () = assert!(cmd::CommandQueue::LOG_ENTRIES == 5 && cmd::CommandQueue::LOG_STRIDE == 6);
+
+/// Registers without a field in `mlx5_ifc_initial_seg_bits`: `struct mlx5_init_seg`, `include/linux/mlx5/device.h`.
+const INTERNAL_TIMER_HIGH: u64 = 0x1000;
+const INTERNAL_TIMER_LOW: u64 = 0x1004;
+
+const FW_REV: u64 = iseg::fw_rev_minor.offset() as u64;
+const CMDIF_REV: u64 = iseg::cmd_interface_rev.offset() as u64;
+const QUEUE_HIGH: u64 = iseg::cmdq_phy_addr_63_32.offset() as u64;
+const QUEUE_LOW: u64 = iseg::cmdq_phy_addr_31_12.offset() as u64;
+const DOORBELL: u64 = iseg::command_doorbell_vector.offset() as u64;
+const HEALTH: u64 = iseg::health_buffer.offset() as u64;
+const HEALTH_FW: u64 = HEALTH + health_buffer::fw_version.offset() as u64;
+const HEALTH_HW: u64 = HEALTH + health_buffer::hw_id.offset() as u64;
+const HEALTH_COUNTER: u64 = iseg::health_syndrome.offset() as u64;
+
+/// Bits 10:8 of the queue's low word: state of the NIC interface, `MLX5_NIC_IFC_*`.
+const NIC_STATE: u32 = 0x700;
+/// Full driver.
+const NIC_FULL: u32 = 0;
+
+/// The segment's state.
+#[derive(Debug, Default, Clone, Copy)]
+pub(super) struct InitSegment {
+    queue_high: u32,
+    queue_low: u32,
+}
+
+/// What a write leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Action {
+    Nothing,
+    /// The command queue is at an address.
+    Queue(u64),
+    /// The driver gave up the interface: everything is dropped.
+    Drop,
+    /// Commands are in the slots with a bit set.
+    Commands(u32),
+}
+
+impl InitSegment {
+    fn word(&self, offset: u64) -> u32 {
+        let ticks = clock::ticks();
+        match offset {
+            FW_REV => FW_MINOR << 16 | FW_MAJOR,
+            CMDIF_REV => COMMAND_INTERFACE << 16 | FW_SUBMINOR,
+            QUEUE_HIGH => self.queue_high,
+            QUEUE_LOW => self.queue_low & !0xff | COMMAND_QUEUE_SIZES,
+            HEALTH_FW => FW_MAJOR << 24 | FW_MINOR << 16 | FW_SUBMINOR,
+            HEALTH_HW => HW_ID,
+            INTERNAL_TIMER_HIGH => (ticks >> 32) as u32,
+            INTERNAL_TIMER_LOW => ticks as u32,
+            HEALTH_COUNTER => clock::health_counter(),
+            _ => 0,
+        }
+    }
+
+    /// Reads registers; they are big-endian.
+    pub(super) fn read(&self, offset: u64, data: &mut [u8]) {
+        for (i, byte) in data.iter_mut().enumerate() {
+            let at = offset + i as u64;
+            *byte = self.word(at & !3).to_be_bytes()[(at & 3) as usize];
+        }
+    }
+
+    /// Writes a register of 4 bytes. Others have no effect.
+    pub(super) fn write(&mut self, offset: u64, data: &[u8]) -> Action {
+        let Ok(bytes) = <[u8; 4]>::try_from(data) else { return Action::Nothing };
+        let value = u32::from_be_bytes(bytes);
+        match offset {
+            QUEUE_HIGH => self.queue_high = value,
+            QUEUE_LOW => {
+                self.queue_low = value;
+                if value & NIC_STATE != NIC_FULL {
+                    return Action::Drop;
+                }
+                return Action::Queue(u64::from(self.queue_high) << 32 | u64::from(value & !0xfff));
+            }
+            DOORBELL => return Action::Commands(value),
+            _ => {}
+        }
+        Action::Nothing
+    }
+}
+
+/// Does what a write leads to.
+pub(super) fn act(device: &mut Device, action: Action) {
+    match action {
+        Action::Nothing => {}
+        Action::Queue(address) => device.commands = CommandQueue { address },
+        Action::Drop => device.drop_everything(),
+        Action::Commands(slots) => cmd::doorbell(device, slots),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn registers_are_big_endian_words() {
+        let segment = InitSegment::default();
+        let mut word = [0; 4];
+        segment.read(0, &mut word);
+        assert_eq!(word, [0, 35, 0, 20]);
+        segment.read(4, &mut word);
+        assert_eq!(word, [0, 5, 0x03, 0xf4]);
+        segment.read(0x14, &mut word);
+        assert_eq!(word, [0, 0, 0, 0x56]);
+        segment.read(0x230, &mut word);
+        assert_eq!(word, [20, 35, 0x03, 0xf4]);
+        segment.read(0x1010, &mut word);
+        assert_ne!(word, [0; 4], "the driver waits for a counter that is not 0");
+        let mut byte = [0];
+        segment.read(0x23d, &mut byte);
+        assert_eq!(byte, [0], "no health syndrome");
+    }
+
+    #[test]
+    fn the_command_queue_is_set_by_its_low_word() {
+        let mut segment = InitSegment::default();
+        assert_eq!(segment.write(0x10, &[0, 0, 0, 1]), Action::Nothing);
+        assert_eq!(segment.write(0x14, &[0x23, 0x45, 0x60, 0]), Action::Queue(0x1_2345_6000));
+        assert_eq!(segment.write(0x18, &[0x80, 0, 0, 1]), Action::Commands(0x8000_0001));
+        assert_eq!(segment.write(0x14, &[0x23, 0x45, 0x61, 0]), Action::Drop);
+        assert_eq!(segment.write(0x18, &[1; 8]), Action::Nothing);
+    }
+}

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! One ConnectX function behind its BAR: initialisation segment, UAR pages, reset.
+
+pub mod clock;
+mod init_segment;
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::engine::doorbell::{self, Halves};
+use crate::ifc::wqe::uar;
+use crate::objects::device::Device;
+use crate::pci::ConfigSpace;
+use crate::platform::{Dma, Function, Interrupts, ResetKind};
+use crate::wire::Fabric;
+use crate::wire::port::{Port, PortState};
+use init_segment::InitSegment;
+
+pub use crate::hca_config::MSIX_VECTORS;
+use crate::hca_config::{BAR0_SIZE, config_space};
+
+/// First byte behind the initialisation segment and the MSI-X tables, which the host emulates.
+const DOORBELLS: u64 = crate::objects::device::FIRST_UAR as u64 * uar::PAGE;
+
+/// What tells functions apart.
+#[derive(Debug, Clone)]
+pub struct HcaConfig {
+    /// Name in logs.
+    pub name: String,
+    /// Local identifier that the subnet manager gives the port.
+    pub lid: u16,
+    /// GUID of node and port.
+    pub guid: u64,
+}
+
+impl HcaConfig {
+    /// The `index`th function of a fabric: `nic0` has LID 1 and so on.
+    pub fn numbered(index: u16) -> Self {
+        // Mellanox' OUI, as a locally administered EUI-64.
+        const GUID: u64 = 0x0202_c903_0000_0100;
+        Self { name: format!("nic{index}"), lid: index + 1, guid: GUID + u64::from(index) }
+    }
+}
+
+/// A ConnectX function.
+pub struct Hca {
+    name: String,
+    guid: u64,
+    fabric: Arc<Fabric>,
+    /// Its place in the fabric.
+    index: usize,
+    segment: Mutex<InitSegment>,
+    halves: Mutex<Halves>,
+}
+
+impl Hca {
+    /// Makes a function and plugs its port into a fabric.
+    pub fn new(fabric: &Arc<Fabric>, config: HcaConfig) -> Self {
+        let port = Port { lid: config.lid, guid: config.guid, state: PortState::Active };
+        let device = Device::new(config.name.clone(), port, fabric.referee());
+        let index = fabric.attach(device);
+        Self {
+            name: config.name,
+            guid: config.guid,
+            fabric: fabric.clone(),
+            index,
+            segment: Mutex::default(),
+            halves: Mutex::default(),
+        }
+    }
+
+    /// Runs something on the function's state, for control and tests.
+    pub fn with_device<R>(&self, f: impl FnOnce(&mut Device) -> R) -> R {
+        self.fabric.drive(self.index, f)
+    }
+
+    fn segment(&self) -> std::sync::MutexGuard<'_, InitSegment> {
+        self.segment.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Function for Hca {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn config_space(&self) -> ConfigSpace {
+        config_space(self.guid)
+    }
+
+    fn bar_sizes(&self) -> [u64; 6] {
+        [BAR0_SIZE, 0, 0, 0, 0, 0]
+    }
+
+    fn msix_vectors(&self) -> u16 {
+        MSIX_VECTORS
+    }
+
+    fn connect(&self, dma: Arc<dyn Dma>, interrupts: Arc<dyn Interrupts>) {
+        self.fabric.drive(self.index, |device| device.host.connect(dma, interrupts));
+    }
+
+    fn bar_read(&self, bar: usize, offset: u64, data: &mut [u8]) {
+        data.fill(0);
+        // UAR pages are write-only: they read as 0.
+        if bar == 0 && offset < DOORBELLS {
+            self.segment().read(offset, data);
+        }
+    }
+
+    fn bar_write(&self, bar: usize, offset: u64, data: &[u8]) {
+        if bar != 0 || offset >= BAR0_SIZE {
+            return;
+        }
+        if offset >= DOORBELLS {
+            let page = (offset / uar::PAGE) as u32;
+            let mut halves = self.halves.lock().unwrap_or_else(PoisonError::into_inner);
+            self.fabric.drive(self.index, |device| doorbell::write(device, &mut halves, page, offset % uar::PAGE, data));
+            return;
+        }
+        let action = self.segment().write(offset, data);
+        self.fabric.drive(self.index, |device| init_segment::act(device, action));
+    }
+
+    fn bus_master(&self, enabled: bool) {
+        self.fabric.drive(self.index, |device| device.host.bus_master = enabled);
+    }
+
+    fn bar_placed(&self, _bar: usize, _address: Option<u64>) {}
+
+    fn reset(&self, kind: ResetKind) {
+        tracing::info!("{}: reset ({kind:?})", self.name);
+        *self.segment() = InitSegment::default();
+        self.fabric.drive(self.index, Device::reset);
+    }
+
+    fn counts(&self) -> Vec<(&'static str, u64)> {
+        self.fabric.drive(self.index, |device| device.counts())
+    }
+}

@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Everything that one function holds.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::memory::{Mkey, Umem};
+use super::qp::Qp;
+use super::queue::{Cq, Eq, Srq};
+use super::table::{Reuse, Table};
+use super::{Owned, Uctx};
+use crate::cmd::CommandQueue;
+use crate::cmd::caps::Capabilities;
+use crate::engine::timer::Timers;
+use crate::log::{Referee, Refusal};
+use crate::platform::{Dma, DmaFault, Interrupts};
+use crate::wire::packet::Packet;
+use crate::wire::port::Port;
+
+/// First UAR page given out: lower pages hold the init segment and the MSI-X tables.
+pub const FIRST_UAR: u32 = 0x10;
+/// UAR pages: the rest of a 32 MiB BAR.
+pub const UARS: usize = 8192 - FIRST_UAR as usize;
+
+/// The host's side of the function: memory and interrupts.
+#[derive(Default)]
+pub struct Host {
+    dma: Option<Arc<dyn Dma>>,
+    interrupts: Option<Arc<dyn Interrupts>>,
+    /// Bus mastering is on.
+    pub bus_master: bool,
+    faults: AtomicU64,
+}
+
+impl Host {
+    /// Gives the function its view of memory and its interrupts.
+    pub fn connect(&mut self, dma: Arc<dyn Dma>, interrupts: Arc<dyn Interrupts>) {
+        self.dma = Some(dma);
+        self.interrupts = Some(interrupts);
+    }
+
+    #[inline]
+    fn with_dma<T>(
+        &self,
+        addr: u64,
+        len: usize,
+        write: bool,
+        access: impl FnOnce(&dyn Dma) -> Result<T, DmaFault>,
+    ) -> Result<T, DmaFault> {
+        let result = match &self.dma {
+            Some(dma) if self.bus_master => access(&**dma),
+            _ => Err(DmaFault { addr, len, write }),
+        };
+        if result.is_err() {
+            self.faults.fetch_add(1, Ordering::Relaxed);
+        }
+        result
+    }
+
+    /// Reads memory.
+    #[inline]
+    pub fn read(&self, addr: u64, buf: &mut [u8]) -> Result<(), DmaFault> {
+        let len = buf.len();
+        self.with_dma(addr, len, false, |dma| dma.read(addr, buf))
+    }
+
+    /// Reads a big-endian 32-bit word.
+    #[inline]
+    pub fn read_be32(&self, addr: u64) -> Result<u32, DmaFault> {
+        let mut word = [0; 4];
+        self.read(addr, &mut word)?;
+        Ok(u32::from_be_bytes(word))
+    }
+
+    /// Writes memory.
+    #[inline]
+    pub fn write(&self, addr: u64, buf: &[u8]) -> Result<(), DmaFault> {
+        self.with_dma(addr, buf.len(), true, |dma| dma.write(addr, buf))
+    }
+
+    /// Stores 1, 4 or 8 bytes at once, after every earlier write.
+    #[inline]
+    pub fn publish(&self, addr: u64, buf: &[u8]) -> Result<(), DmaFault> {
+        self.with_dma(addr, buf.len(), true, |dma| dma.publish(addr, buf))
+    }
+
+    /// Changes an aligned quadword atomically.
+    pub fn atomic64(&self, addr: u64, change: &mut dyn FnMut(u64) -> Option<u64>) -> Result<u64, DmaFault> {
+        self.with_dma(addr, 8, true, |dma| dma.atomic64(addr, change))
+    }
+
+    /// Raises an interrupt.
+    pub fn interrupt(&self, vector: u16) {
+        if let Some(interrupts) = &self.interrupts {
+            interrupts.raise(vector);
+        }
+    }
+
+    /// Accesses that reached no memory.
+    pub fn faults(&self) -> u64 {
+        self.faults.load(Ordering::Relaxed)
+    }
+}
+
+/// How far the driver has brought the function up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// After reset, before ENABLE_HCA.
+    Disabled,
+    /// ENABLE_HCA done.
+    Enabled,
+    /// INIT_HCA done: objects may be made.
+    Initialised,
+}
+
+/// Events that have no other trace.
+#[derive(Debug, Default, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct Counters {
+    pub commands: u64,
+    pub commands_refused: u64,
+    /// Doorbells for an object through a page that is not the object's.
+    pub foreign_doorbells: u64,
+    /// Doorbells on a page that is not allocated.
+    pub stale_doorbells: u64,
+    /// Doorbells that name no object.
+    pub lost_doorbells: u64,
+    /// Send doorbells that claim more than the doorbell record.
+    pub doorbells_ahead: u64,
+    /// WQEs whose control segment did not belong to their place: fetched before complete, or overwritten.
+    pub torn_wqes: u64,
+    pub cq_overruns: u64,
+    pub eq_overruns: u64,
+    pub error_cqes: u64,
+    pub flush_cqes: u64,
+    pub packets_sent: u64,
+    pub packets_received: u64,
+    pub packets_dropped: u64,
+    pub bytes_sent: u64,
+    pub retransmissions: u64,
+    pub rnr_naks: u64,
+    pub access_naks: u64,
+}
+
+/// One function.
+pub struct Device {
+    /// Name in logs.
+    pub name: String,
+    /// Host's side.
+    pub host: Host,
+    /// Where refusals go.
+    pub referee: Referee,
+    /// InfiniBand port.
+    pub port: Port,
+    /// Start-up phase.
+    pub phase: Phase,
+    /// Interface step sequence id that the driver chose.
+    pub issi: u16,
+    /// Capabilities.
+    pub caps: Capabilities,
+    /// Command queue.
+    pub commands: CommandQueue,
+    /// Pages that the driver lent us.
+    pub pages: Vec<u64>,
+    /// User contexts.
+    pub uctxs: Table<Uctx>,
+    /// UAR pages.
+    pub uars: Table<Owned>,
+    /// Protection domains.
+    pub pds: Table<Owned>,
+    /// XRC domains.
+    pub xrcds: Table<Owned>,
+    /// UMEMs.
+    pub umems: Table<Umem>,
+    /// Memory keys, by index (the key without its low byte).
+    pub mkeys: Table<Mkey>,
+    /// Event queues.
+    pub eqs: Table<Eq>,
+    /// Completion queues.
+    pub cqs: Table<Cq>,
+    /// Queue pairs.
+    pub qps: Table<Box<Qp>>,
+    /// Shared receive queues.
+    pub srqs: Table<Srq>,
+    /// Multicast groups and the queue pairs in them.
+    pub multicast: Vec<([u8; 16], u32)>,
+    /// Queue pairs with work to do.
+    pub runnable: VecDeque<u32>,
+    /// Deadlines of queue pairs.
+    pub timers: Timers,
+    /// Packets to be sent.
+    pub outbox: VecDeque<Packet>,
+    /// Event counters.
+    pub counters: Counters,
+}
+
+impl Device {
+    /// A function after power-on.
+    pub fn new(name: String, port: Port, referee: Referee) -> Self {
+        let mut device = Self {
+            name,
+            host: Host::default(),
+            referee,
+            port,
+            phase: Phase::Disabled,
+            issi: 0,
+            caps: Capabilities::new(),
+            commands: CommandQueue::default(),
+            pages: Vec::new(),
+            uctxs: Table::new(1, (1 << Capabilities::LOG_MAX_UCTX) - 1),
+            uars: Table::new(FIRST_UAR, UARS),
+            pds: Table::new(1, (1 << Capabilities::LOG_MAX_PD) - 1),
+            xrcds: Table::new(1, (1 << Capabilities::LOG_MAX_XRCD) - 1),
+            umems: Table::new(1, (1 << Capabilities::LOG_MAX_UMEM) - 1),
+            mkeys: Table::new(2, (1 << Capabilities::LOG_MAX_MKEY) - 2),
+            eqs: Table::new(0, 1 << Capabilities::LOG_MAX_EQ),
+            cqs: Table::new(0x40, (1 << Capabilities::LOG_MAX_CQ) - 0x40),
+            qps: Table::new(0x40, (1 << Capabilities::LOG_MAX_QP) - 0x40),
+            srqs: Table::new(0x10, (1 << Capabilities::LOG_MAX_SRQ) - 0x10),
+            multicast: Vec::new(),
+            runnable: VecDeque::new(),
+            timers: Timers::default(),
+            outbox: VecDeque::new(),
+            counters: Counters::default(),
+        };
+        device.set_reuse();
+        device
+    }
+
+    /// Numbers that packets or keys in flight may still name come back late; the others early, so that a stale use shows.
+    fn set_reuse(&mut self) {
+        self.qps.set_reuse(Reuse::OldestFirst);
+        self.mkeys.set_reuse(Reuse::OldestFirst);
+        self.cqs.set_reuse(Reuse::OldestFirst);
+    }
+
+    /// Drops every object and the driver's pages. Those are not given back: their owner has forgotten them too.
+    pub fn drop_everything(&mut self) {
+        self.phase = Phase::Disabled;
+        self.issi = 0;
+        self.caps = Capabilities::new();
+        self.pages.clear();
+        self.uctxs.clear();
+        self.uars.clear();
+        self.pds.clear();
+        self.xrcds.clear();
+        self.umems.clear();
+        self.mkeys.clear();
+        self.eqs.clear();
+        self.cqs.clear();
+        self.qps.clear();
+        self.srqs.clear();
+        self.multicast.clear();
+        self.runnable.clear();
+        self.timers = Timers::default();
+        self.outbox.clear();
+    }
+
+    /// As a reset of the PCI function leaves it.
+    pub fn reset(&mut self) {
+        self.drop_everything();
+        self.commands = CommandQueue::default();
+    }
+
+    /// Records a refusal that is no command's.
+    pub fn refuse(&self, object: impl Into<String>, field: &str, value: impl std::fmt::LowerHex, rule: &str, source: &str) {
+        self.referee.refuse(Refusal {
+            function: self.name.clone(),
+            object: object.into(),
+            field: field.into(),
+            value: format!("{value:#x}"),
+            rule: rule.into(),
+            source: source.into(),
+        });
+    }
+
+    /// Puts a queue pair in the list of those with work, once.
+    pub fn schedule(&mut self, qpn: u32) {
+        if let Some(qp) = self.qps.get_mut(qpn) {
+            if !std::mem::replace(&mut qp.scheduled, true) {
+                self.runnable.push_back(qpn);
+            }
+        }
+    }
+
+    /// Live objects and events by name.
+    pub fn counts(&self) -> Vec<(&'static str, u64)> {
+        let c = &self.counters;
+        vec![
+            ("uctx", self.uctxs.len() as u64),
+            ("uar", self.uars.len() as u64),
+            ("pd", self.pds.len() as u64),
+            ("mkey", self.mkeys.len() as u64),
+            ("umem", self.umems.len() as u64),
+            ("eq", self.eqs.len() as u64),
+            ("cq", self.cqs.len() as u64),
+            ("qp", self.qps.len() as u64),
+            ("srq", self.srqs.len() as u64),
+            ("xrcd", self.xrcds.len() as u64),
+            ("pages", self.pages.len() as u64),
+            ("commands", c.commands),
+            ("commands_refused", c.commands_refused),
+            ("foreign_doorbells", c.foreign_doorbells),
+            ("stale_doorbells", c.stale_doorbells),
+            ("lost_doorbells", c.lost_doorbells),
+            ("doorbells_ahead", c.doorbells_ahead),
+            ("torn_wqes", c.torn_wqes),
+            ("dma_faults", self.host.faults()),
+            ("cq_overruns", c.cq_overruns),
+            ("eq_overruns", c.eq_overruns),
+            ("error_cqes", c.error_cqes),
+            ("flush_cqes", c.flush_cqes),
+            ("packets_sent", c.packets_sent),
+            ("packets_received", c.packets_received),
+            ("packets_dropped", c.packets_dropped),
+            ("bytes_sent", c.bytes_sent),
+            ("retransmissions", c.retransmissions),
+            ("rnr_naks", c.rnr_naks),
+            ("access_naks", c.access_naks),
+        ]
+    }
+}

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The fabric of one process: functions plugged into a switch that forwards by LID, and the thread that runs them.
+//!
+//! One lock guards all of it. What a doorbell starts is done by the caller at once as long as it is little, which keeps
+//! latency low; the rest, and what timers start, is done by the engine thread.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use super::packet::Packet;
+use super::port::PortState;
+use crate::engine::receive;
+use crate::engine::requester::Budget;
+use crate::log::Referee;
+use crate::objects::device::Device;
+
+/// Work that a caller does itself.
+const INLINE: Budget = Budget { packets: 256, bytes: 1 << 20 };
+/// Work of the engine thread between two chances for callers.
+const ROUND: Budget = Budget { packets: 512, bytes: 4 << 20 };
+/// Work of one queue pair before the next has its turn.
+const TURN: Budget = Budget { packets: 32, bytes: 256 << 10 };
+/// Longest sleep of the engine thread.
+const IDLE: Duration = Duration::from_secs(1);
+/// First multicast LID.
+const MULTICAST_LID: u16 = 0xc000;
+
+struct State {
+    devices: Vec<Device>,
+    /// Packets on the wire and the function that they go to.
+    transit: VecDeque<(usize, Packet)>,
+    /// Function that is looked at first for work.
+    turn: usize,
+    /// When the engine thread wakes by itself.
+    wakes_at: Instant,
+}
+
+/// A switch and the functions plugged into it.
+pub struct Fabric {
+    state: Mutex<State>,
+    wake: Condvar,
+    /// Callers that wait for the lock: the engine thread lets them go first.
+    waiting: AtomicU32,
+    referee: Referee,
+}
+
+impl Fabric {
+    /// A fabric without functions. Its thread ends with it.
+    pub fn new(referee: Referee) -> Arc<Self> {
+        let state = State { devices: Vec::new(), transit: VecDeque::new(), turn: 0, wakes_at: Instant::now() };
+        let fabric =
+            Arc::new(Self { state: Mutex::new(state), wake: Condvar::new(), waiting: AtomicU32::new(0), referee });
+        let weak = Arc::downgrade(&fabric);
+        let thread = std::thread::Builder::new().name("engine".into()).spawn(move || run(&weak));
+        if let Err(error) = thread {
+            tracing::error!("no engine thread, timers will not run: {error}");
+        }
+        fabric
+    }
+
+    /// Where refusals go.
+    pub fn referee(&self) -> Referee {
+        self.referee.clone()
+    }
+
+    /// Plugs a function in and gives its place.
+    pub fn attach(&self, device: Device) -> usize {
+        let mut state = self.lock();
+        state.devices.push(device);
+        state.devices.len() - 1
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does something to a function and then a bounded amount of the work that came of it.
+    pub fn drive<R>(&self, index: usize, f: impl FnOnce(&mut Device) -> R) -> R {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let mut state = self.lock();
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        let result = f(&mut state.devices[index]);
+        let more = state.work(INLINE);
+        let wakes_at = state.wakes_at;
+        let earlier = state.next_deadline().is_some_and(|deadline| deadline < wakes_at);
+        drop(state);
+        if more || earlier {
+            self.wake.notify_one();
+        }
+        result
+    }
+}
+
+/// The engine thread.
+fn run(fabric: &Weak<Fabric>) {
+    loop {
+        let Some(fabric) = fabric.upgrade() else { return };
+        let mut state = fabric.lock();
+        let more = state.work(ROUND);
+        let now = Instant::now();
+        let due = state.next_deadline().is_some_and(|deadline| deadline <= now);
+        if more || due {
+            drop(state);
+            // The lock is not fair: without this a caller could wait for long.
+            while fabric.waiting.load(Ordering::Relaxed) > 0 {
+                std::thread::yield_now();
+            }
+            continue;
+        }
+        let sleep = state.next_deadline().map_or(IDLE, |deadline| (deadline - now).min(IDLE));
+        state.wakes_at = now + sleep;
+        let woken = fabric.wake.wait_timeout(state, sleep);
+        drop(woken);
+    }
+}
+
+impl State {
+    fn next_deadline(&self) -> Option<Instant> {
+        self.devices.iter().filter_map(|device| device.timers.next()).min()
+    }
+
+    /// Works until nothing is left or the budget is spent. Returns whether something is left.
+    fn work(&mut self, mut budget: Budget) -> bool {
+        let mut now = Instant::now();
+        loop {
+            self.collect();
+            if budget.is_spent() {
+                return !self.transit.is_empty() || self.devices.iter().any(|device| !device.runnable.is_empty());
+            }
+            if let Some((index, packet)) = self.transit.pop_front() {
+                budget.spend(packet.payload.len());
+                if let Some(device) = self.devices.get_mut(index) {
+                    receive::packet(device, &packet, now);
+                }
+                continue;
+            }
+            if self.run_one(now, &mut budget) {
+                continue;
+            }
+            // Nothing is under way, so what has not been answered by now is lost.
+            now = Instant::now();
+            if !self.run_timer(now) {
+                return false;
+            }
+        }
+    }
+
+    /// Gives the next queue pair with work its turn.
+    fn run_one(&mut self, now: Instant, budget: &mut Budget) -> bool {
+        let count = self.devices.len();
+        for step in 0..count {
+            let index = (self.turn + step) % count;
+            let device = &mut self.devices[index];
+            let Some(qpn) = device.runnable.pop_front() else { continue };
+            let mut turn = TURN;
+            if receive::run(device, qpn, &mut turn, now) {
+                device.schedule(qpn);
+            }
+            self.turn = (index + 1) % count;
+            budget.spend(0);
+            return true;
+        }
+        false
+    }
+
+    fn run_timer(&mut self, now: Instant) -> bool {
+        for device in &mut self.devices {
+            if let Some(qpn) = device.timers.pop_due(now) {
+                receive::timer(device, qpn, now);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Takes what functions have sent and puts it on the wire.
+    fn collect(&mut self) {
+        for index in 0..self.devices.len() {
+            while let Some(packet) = self.devices[index].outbox.pop_front() {
+                if self.devices[index].port.state != PortState::Active {
+                    self.devices[index].counters.packets_dropped += 1;
+                    continue;
+                }
+                self.forward(index, packet);
+            }
+        }
+    }
+
+    /// The switch: to the port with the LID, or to all for a multicast LID.
+    fn forward(&mut self, from: usize, packet: Packet) {
+        if packet.destination_lid >= MULTICAST_LID {
+            for to in 0..self.devices.len() {
+                self.transit.push_back((to, packet.clone()));
+            }
+            return;
+        }
+        match self.devices.iter().position(|device| device.port.lid == packet.destination_lid) {
+            Some(to) => self.transit.push_back((to, packet)),
+            None => self.devices[from].counters.packets_dropped += 1,
+        }
+    }
+}
