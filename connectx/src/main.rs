@@ -1,3 +1,285 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The `connectx` program.
-fn main() {}
+//! The `connectx` program: serves modelled functions to a virtual machine, and talks to a running model.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use clap::{Parser, Subcommand};
+use nix::fcntl::{Flock, FlockArg};
+use nix::sys::signal::{SigSet, Signal};
+use tracing_subscriber::EnvFilter;
+
+use connectx::bus::Bus;
+use connectx::ctl::{self, Device, Model};
+use connectx::gpu::Gpu;
+use connectx::hca::{Hca, HcaConfig};
+use connectx::log::{LogFile, Referee};
+use connectx::platform::Function;
+use connectx::vfio::{Departure, Endpoint};
+use connectx::wire::Fabric;
+
+/// A model of ConnectX functions, and of GPUs beside them, for QEMU's vfio-user-pci.
+#[derive(Parser)]
+#[command(version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Serve functions until SIGTERM comes or every client has gone.
+    ///
+    /// Makes DIR/nic0.sock…, DIR/gpu0.sock…, DIR/ctl.sock, DIR/connectx.log and DIR/connectx.jsonl, and prints `ready`
+    /// when every socket listens. CONNECTX_LOG sets what is logged, as in `debug` or `connectx::cmd=trace`.
+    Serve {
+        /// ConnectX functions.
+        #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(0..=32))]
+        nics: u16,
+        /// Stand-in GPUs.
+        #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(0..=32))]
+        gpus: u16,
+        /// Folder for sockets and logs; made if it is missing.
+        #[arg(long)]
+        dir: PathBuf,
+    },
+    /// Send a command to a running model; `connectx ctl help` lists them.
+    Ctl {
+        /// The model's control socket or virtio-serial port. Inside a guest the port is found by itself.
+        #[arg(long)]
+        socket: Option<PathBuf>,
+        /// Print the answer as JSON.
+        #[arg(long)]
+        json: bool,
+        /// Seconds to wait for the answer.
+        #[arg(long, default_value_t = 10)]
+        timeout: u64,
+        /// The command.
+        command: String,
+        /// Its arguments.
+        args: Vec<String>,
+    },
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Serve { nics, gpus, dir } => serve(nics.into(), gpus.into(), &dir),
+        Command::Ctl {
+            socket,
+            json,
+            timeout,
+            command,
+            args,
+        } => control(socket, json, Duration::from_secs(timeout), &command, &args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("{error:#}");
+            eprintln!("connectx: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn control(
+    socket: Option<PathBuf>,
+    json: bool,
+    timeout: Duration,
+    command: &str,
+    args: &[String],
+) -> anyhow::Result<()> {
+    let port = || Some(PathBuf::from(ctl::client::PORT)).filter(|port| port.exists());
+    let path = socket
+        .or_else(port)
+        .context("no --socket given, and this is no guest of ci/vm")?;
+    let answer = ctl::client::request(&path, command, args, timeout)?;
+    let text = if json {
+        format!("{answer}\n")
+    } else {
+        ctl::table::render(command, &answer)
+    };
+    std::io::stdout()
+        .write_all(text.as_bytes())
+        .context("standard output")
+}
+
+/// What ends the model.
+enum End {
+    Signal(Signal),
+    AllGone,
+    Failed(anyhow::Error),
+}
+
+fn serve(nics: usize, gpus: usize, dir: &Path) -> anyhow::Result<()> {
+    std::fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
+    let _lock = lock(dir)?;
+    let referee = start_logs(dir)?;
+    exit_on_panics_of_the_model();
+    let (tell, end) = mpsc::channel();
+    catch_signals(tell.clone())?;
+
+    let fabric = Fabric::new(referee.clone());
+    let mut functions: Vec<Arc<dyn Function>> = Vec::new();
+    for index in 0..nics {
+        functions.push(Arc::new(Hca::new(&fabric, HcaConfig::numbered(index))));
+    }
+    for index in 0..gpus {
+        functions.push(Arc::new(Gpu::new(index, referee.clone())?));
+    }
+    let bus = Bus::new();
+    let sockets: Vec<PathBuf> = functions
+        .iter()
+        .map(|f| dir.join(format!("{}.sock", f.name())))
+        .collect();
+    let mut endpoints = Vec::new();
+    for (id, (function, path)) in functions.iter().zip(&sockets).enumerate() {
+        endpoints.push(Endpoint::new(
+            path,
+            id,
+            Arc::clone(function),
+            &bus,
+            referee.clone(),
+        )?);
+    }
+    let ctl_path = dir.join("ctl.sock");
+    connectx::vfio::remove_stale_socket(&ctl_path)?;
+    let listener = UnixListener::bind(&ctl_path).with_context(|| ctl_path.display().to_string())?;
+    let devices = functions
+        .iter()
+        .zip(&endpoints)
+        .map(|(function, endpoint)| Device {
+            function: Arc::clone(function),
+            config: endpoint.config(),
+        });
+    let model = Arc::new(Model {
+        devices: devices.collect(),
+        referee,
+    });
+    let failed = tell.clone();
+    thread("ctl", move || {
+        if let Err(error) = model.serve(&listener) {
+            let _ = failed.send(End::Failed(anyhow!(error).context("control socket")));
+        }
+    })?;
+    let clients: Arc<[Arc<AtomicBool>]> = endpoints.iter().map(Endpoint::client).collect();
+    for (endpoint, function) in endpoints.into_iter().zip(&functions) {
+        let (name, clients, tell) = (
+            function.name().to_owned(),
+            Arc::clone(&clients),
+            tell.clone(),
+        );
+        thread(&format!("vfio-{name}"), move || {
+            serve_function(endpoint, &name, &clients, &tell)
+        })?;
+    }
+    tracing::info!("serving {nics} NICs and {gpus} GPUs in {}", dir.display());
+    writeln!(std::io::stdout(), "ready").context("standard output")?;
+
+    let end = end.recv().context("no thread is left")?;
+    for path in sockets.iter().chain([&ctl_path]) {
+        let _ = std::fs::remove_file(path);
+    }
+    match end {
+        End::Signal(signal) => tracing::info!("{signal}: ending"),
+        End::AllGone => tracing::info!("every client has gone: ending"),
+        End::Failed(error) => return Err(error),
+    }
+    Ok(())
+}
+
+/// Keeps two models from taking each other's sockets for stale ones.
+fn lock(dir: &Path) -> anyhow::Result<Flock<File>> {
+    let folder = File::open(dir).with_context(|| dir.display().to_string())?;
+    Flock::lock(folder, FlockArg::LockExclusiveNonblock)
+        .map_err(|(_, error)| anyhow!(error))
+        .with_context(|| format!("another model serves in {}", dir.display()))
+}
+
+/// Serves one function to one client after another, until none of the process's functions has a client.
+fn serve_function(
+    mut endpoint: Endpoint,
+    name: &str,
+    clients: &[Arc<AtomicBool>],
+    tell: &Sender<End>,
+) {
+    loop {
+        let end = match endpoint.serve() {
+            Ok(departure) => {
+                match departure {
+                    Departure::Closed => tracing::info!("{name}: the client has gone"),
+                    Departure::Broken(why) => tracing::warn!("{name}: the client was lost: {why}"),
+                }
+                let all_gone = clients.iter().all(|client| !client.load(Ordering::Acquire));
+                all_gone.then_some(End::AllGone)
+            }
+            Err(error) => Some(End::Failed(error.context(name.to_owned()))),
+        };
+        if let Some(end) = end {
+            let _ = tell.send(end);
+            return;
+        }
+    }
+}
+
+fn thread(name: &str, work: impl FnOnce() + Send + 'static) -> anyhow::Result<()> {
+    let builder = std::thread::Builder::new().name(name.into());
+    builder
+        .spawn(work)
+        .with_context(|| format!("thread {name}"))?;
+    Ok(())
+}
+
+/// SIGTERM and SIGINT end the model; both are blocked in every thread and taken by one.
+fn catch_signals(tell: Sender<End>) -> anyhow::Result<()> {
+    let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
+    signals.thread_block().context("signal mask")?;
+    thread("signals", move || {
+        let end = match signals.wait() {
+            Ok(signal) => End::Signal(signal),
+            Err(error) => End::Failed(anyhow!(error).context("waiting for signals")),
+        };
+        let _ = tell.send(end);
+    })
+}
+
+fn start_logs(dir: &Path) -> anyhow::Result<Referee> {
+    let path = dir.join("connectx.log");
+    let file = LogFile::create(&path).with_context(|| path.display().to_string())?;
+    let filter = EnvFilter::builder()
+        .with_env_var("CONNECTX_LOG")
+        .with_default_directive(tracing::Level::INFO.into())
+        .from_env()
+        .context("CONNECTX_LOG")?;
+    let logs = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(false)
+        .with_writer(Mutex::new(file));
+    logs.try_init().map_err(|error| anyhow!("{error}"))?;
+    let path = dir.join("connectx.jsonl");
+    Referee::to_file(&path).with_context(|| path.display().to_string())
+}
+
+/// A panic is a bug of the model; going on with half of it would only hide where. The threads that serve functions
+/// report their own, since there a panic may also be the protocol crate's answer to a malformed message.
+fn exit_on_panics_of_the_model() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        tracing::error!("{panic}");
+        let serving = std::thread::current()
+            .name()
+            .is_some_and(|name| name.starts_with("vfio-"));
+        if !serving {
+            report(panic);
+            std::process::exit(101);
+        }
+    }));
+}
