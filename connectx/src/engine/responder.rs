@@ -12,7 +12,7 @@ use super::event;
 use crate::ifc::event::kind;
 use crate::ifc::wqe::{SEGMENT, cqe_opcode, dbr, srq_next, syndrome};
 use crate::objects::device::Device;
-use crate::objects::qp::{Qp, ReceiveFrom, Service, State};
+use crate::objects::qp::{Qp, ReceiveFrom, Service};
 use crate::objects::queue::SrqKind;
 use crate::wire::packet::{Atomic, Kind, Nak, Packet, Position, Reth, Rider, Transport, Verdict, psn};
 

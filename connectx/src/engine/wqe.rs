@@ -109,23 +109,25 @@ pub fn fetch(host: &Host, qp: &Qp, index: u16, available: u16) -> Fetched {
     if !read_block(0, &mut raw[..BASIC_BLOCK]) {
         return Fetched::Unreachable;
     }
-    let len = ctrl::ds.get(&raw) as usize * SEGMENT;
+    let mut head = [0; ctrl::SIZE];
+    head.copy_from_slice(&raw[..ctrl::SIZE]);
+    let len = ctrl::ds.get(&head) as usize * SEGMENT;
     let blocks = len.div_ceil(BASIC_BLOCK).max(1) as u16;
     let wrong = |field, value: u64, rule, torn| {
-        let opcode = ctrl::opcode.get(&raw) as u8;
+        let opcode = ctrl::opcode.get(&head) as u8;
         Fetched::Malformed(Malformed { index, blocks: blocks.min(available.max(1)), opcode, field, value, rule, torn })
     };
-    if ctrl::wqe_index.get(&raw) != u64::from(index) {
-        return wrong("wqe_index", ctrl::wqe_index.get(&raw), "the WQE's index is that of its place", true);
+    if ctrl::wqe_index.get(&head) != u64::from(index) {
+        return wrong("wqe_index", ctrl::wqe_index.get(&head), "the WQE's index is that of its place", true);
     }
-    if ctrl::qpn.get32(&raw) != qp.number {
-        return wrong("qpn", ctrl::qpn.get(&raw), "the WQE names the queue pair that it is posted to", true);
+    if ctrl::qpn.get32(&head) != qp.number {
+        return wrong("qpn", ctrl::qpn.get(&head), "the WQE names the queue pair that it is posted to", true);
     }
     if len < SEGMENT || len as u64 > Capabilities::MAX_WQE {
-        return wrong("ds", ctrl::ds.get(&raw), "a WQE has 1 to 32 segments of 16 bytes (max_wqe_sz_sq)", false);
+        return wrong("ds", ctrl::ds.get(&head), "a WQE has 1 to 32 segments of 16 bytes (max_wqe_sz_sq)", false);
     }
     if blocks > available {
-        return wrong("ds", ctrl::ds.get(&raw), "a WQE ends before the producer index", true);
+        return wrong("ds", ctrl::ds.get(&head), "a WQE ends before the producer index", true);
     }
     for block in 1..blocks {
         let at = usize::from(block) * BASIC_BLOCK;
