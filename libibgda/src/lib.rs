@@ -1,2 +1,47 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! GPU-initiated RDMA on an mlx5 NIC, by way of the IBGDA broker (`/dev/ibgda`).
+//!
+//! A [`Context`] joins a NIC and a GPU. From it come memory regions ([`Context::map_device`], [`Context::alloc`]), completion
+//! queues and queue pairs, whose queues lie in broker memory and whose doorbell is a page the broker granted. A kernel gets
+//! [`QueuePair::device_handle`] and does the rest with the calls of `ibgda_device.cuh`.
+//!
+//! ```no_run
+//! use ibgda::{Access, Context, OpenOptions, QueuePairOptions};
+//!
+//! # fn main() -> ibgda::Result<()> {
+//! let options = OpenOptions { nic: "mlx5_0".into(), gpu: "0000:65:00.0".parse().unwrap(), port: 1 };
+//! let context = Context::open(&options)?;
+//! let memory = context.alloc(1 << 20, Access::WRITE)?;
+//! let cq = context.create_cq(128)?;
+//! let qp = context.create_qp(&QueuePairOptions::default(), &cq, None)?;
+//! let mine = qp.address().to_bytes();
+//! # let received = mine;
+//! // … exchange `mine` and the region's address and rkey with the peer …
+//! qp.connect(&ibgda::QpAddress::from_bytes(&received)?)?;
+//! let for_the_kernel = (qp.device_handle(), memory.region());
+//! # let _ = for_the_kernel;
+//! # Ok(())
+//! # }
+//! ```
+
+mod address;
+mod broker;
+mod context;
+mod cq;
+mod devx;
+mod error;
+mod ifc;
+mod memory;
+mod pci;
+mod qp;
+mod queue;
+
+pub use address::{ADDRESS_BYTES, QpAddress};
+pub use broker::{Pair, Path, SessionState};
+pub use context::{Context, OpenOptions};
+pub use cq::CompletionQueue;
+pub use error::{Error, Result, Source};
+pub use ibgda_device::{Status, abi};
+pub use memory::{Access, MemoryRegion, PAGE_BYTES, Rounding};
+pub use pci::{Bdf, ParseBdfError};
+pub use qp::{QueuePair, QueuePairOptions};

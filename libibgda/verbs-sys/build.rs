@@ -14,9 +14,9 @@ fn main() {
     bindgen::Builder::default()
         .header("wrapper.h")
         .allowlist_function("_*ibv_.*")
-        .allowlist_function("mlx5dv_(open_device|is_supported|devx_.*)")
+        .allowlist_function("mlx5dv_(open_device|is_supported|init_obj|devx_.*)")
         .allowlist_type("ibv_.*")
-        .allowlist_type("mlx5dv_(context_attr|context_attr_flags|devx_.*)")
+        .allowlist_type("mlx5dv_(context_attr|context_attr_flags|obj|obj_type|pd|devx_.*)")
         .allowlist_var("(IBV|MLX5DV)_.*")
         // A bit field straddling a byte array: current libclang's layout of it is not one that bindgen can express.
         .opaque_type("mlx5_wqe_ctrl_seg")

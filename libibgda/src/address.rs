@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The address of a QP, as its peer needs it: 64 bytes to carry by any means (MPI, a socket, a file).
+//!
+//! | byte | field, little-endian |
+//! |---|---|
+//! | 0 | magic `IBGA` |
+//! | 4 | version, 16 bits: 1 |
+//! | 6 | length of the whole, 16 bits: 64 |
+//! | 8 | QPN, 24 bits |
+//! | 12 | first packet sequence number, 24 bits |
+//! | 16 | LID, 16 bits |
+//! | 18 | MTU the port can do: 1 = 256, 2 = 512, 3 = 1024, 4 = 2048, 5 = 4096 bytes |
+//! | 19 | link layer: 1 = InfiniBand |
+//! | 20 | zero |
+//! | 24 | GID, 16 bytes |
+//! | 40 | zero |
+//! | 60 | CRC-32 (IEEE) of bytes 0 to 59 |
+
+use crate::error::{Error, Result, Source};
+
+/// Bytes of an address.
+pub const ADDRESS_BYTES: usize = 64;
+
+const MAGIC: [u8; 4] = *b"IBGA";
+const VERSION: u16 = 1;
+const LINK_LAYER_INFINIBAND: u8 = 1;
+/// Highest unicast LID.
+const LID_MAX: u16 = 0xbfff;
+
+/// Where a QP is, and what its port can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpAddress {
+    /// QP number.
+    pub qpn: u32,
+    /// First packet sequence number it sends.
+    pub psn: u32,
+    /// LID of its port.
+    pub lid: u16,
+    /// Largest MTU of its port (`ibv_mtu`, 1 to 5).
+    pub mtu: u8,
+    /// GID 0 of its port.
+    pub gid: [u8; 16],
+}
+
+impl QpAddress {
+    /// The address to hand to the peer.
+    pub fn to_bytes(&self) -> [u8; ADDRESS_BYTES] {
+        let mut bytes = [0; ADDRESS_BYTES];
+        bytes[0..4].copy_from_slice(&MAGIC);
+        bytes[4..6].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[6..8].copy_from_slice(&(ADDRESS_BYTES as u16).to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.qpn.to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.psn.to_le_bytes());
+        bytes[16..18].copy_from_slice(&self.lid.to_le_bytes());
+        bytes[18] = self.mtu;
+        bytes[19] = LINK_LAYER_INFINIBAND;
+        bytes[24..40].copy_from_slice(&self.gid);
+        let crc = crc32fast::hash(&bytes[..60]);
+        bytes[60..64].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    /// The address that a peer handed over.
+    ///
+    /// # Errors
+    /// `EINVAL`, saying which part of it is wrong.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        let wrong = |why: String, advice: &str| {
+            Err(Error::new(
+                Source::Address,
+                libc::EINVAL,
+                format!("peer address of {} bytes", bytes.len()),
+                why,
+                advice,
+            ))
+        };
+        let damaged = "was it carried whole and unchanged?";
+        if bytes.len() < 8 || bytes[0..4] != MAGIC {
+            return wrong("it does not begin as an ibgda QP address".into(), damaged);
+        }
+        let u16_at = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+        let u32_at = |at: usize| {
+            u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+        };
+        if u16_at(4) != VERSION {
+            return wrong(
+                format!(
+                    "it is of version {}, this library speaks version {VERSION}",
+                    u16_at(4)
+                ),
+                "use the same version of libibgda on both sides",
+            );
+        }
+        if bytes.len() != ADDRESS_BYTES || usize::from(u16_at(6)) != ADDRESS_BYTES {
+            return wrong(
+                format!(
+                    "it says {} bytes, version {VERSION} has {ADDRESS_BYTES}",
+                    u16_at(6)
+                ),
+                damaged,
+            );
+        }
+        let crc = crc32fast::hash(&bytes[..60]);
+        if u32_at(60) != crc {
+            return wrong(
+                format!(
+                    "its checksum is {:#010x}, should be {crc:#010x}",
+                    u32_at(60)
+                ),
+                damaged,
+            );
+        }
+        let unsupported = "only InfiniBand ports are supported by the direct route";
+        if bytes[19] != LINK_LAYER_INFINIBAND {
+            return wrong(format!("its link layer is {}", bytes[19]), unsupported);
+        }
+        let mut gid = [0; 16];
+        gid.copy_from_slice(&bytes[24..40]);
+        let address = Self {
+            qpn: u32_at(8),
+            psn: u32_at(12),
+            lid: u16_at(16),
+            mtu: bytes[18],
+            gid,
+        };
+        let faults = [
+            (
+                address.qpn == 0 || address.qpn > 0xff_ffff,
+                format!("QPN {:#x} is not in 1..=0xffffff", address.qpn),
+            ),
+            (
+                address.psn > 0xff_ffff,
+                format!("PSN {:#x} has more than 24 bits", address.psn),
+            ),
+            (
+                !(1..=5).contains(&address.mtu),
+                format!("MTU code {} is not in 1..=5", address.mtu),
+            ),
+            (
+                address.lid == 0 || address.lid > LID_MAX,
+                format!(
+                    "LID {:#x} is not that of an active port (1..=0xbfff)",
+                    address.lid
+                ),
+            ),
+            (
+                bytes[20..24].iter().chain(&bytes[40..60]).any(|&b| b != 0),
+                "a reserved byte is not zero".into(),
+            ),
+        ];
+        match faults.into_iter().find(|(fault, _)| *fault) {
+            Some((_, why)) => wrong(why, "is the peer's port active, and its library this one?"),
+            None => Ok(address),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address() -> QpAddress {
+        QpAddress {
+            qpn: 0x4a5b6c,
+            psn: 0x12_3456,
+            lid: 2,
+            mtu: 5,
+            gid: *b"0123456789abcdef",
+        }
+    }
+
+    fn with(change: impl FnOnce(&mut [u8; ADDRESS_BYTES])) -> [u8; ADDRESS_BYTES] {
+        let mut bytes = address().to_bytes();
+        change(&mut bytes);
+        let crc = crc32fast::hash(&bytes[..60]);
+        bytes[60..].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    #[test]
+    fn layout_is_the_documented_one() {
+        let mut expected = Vec::from(*b"IBGA");
+        expected.extend([
+            1, 0, 64, 0, 0x6c, 0x5b, 0x4a, 0, 0x56, 0x34, 0x12, 0, 2, 0, 5, 1, 0, 0, 0, 0,
+        ]);
+        expected.extend(b"0123456789abcdef");
+        expected.extend([0; 20]);
+        assert_eq!(address().to_bytes()[..60], expected[..]);
+    }
+
+    #[test]
+    fn round_trip() {
+        assert_eq!(
+            QpAddress::from_bytes(&address().to_bytes()).expect("its own bytes"),
+            address()
+        );
+    }
+
+    #[test]
+    fn every_wrong_part_is_named() {
+        let cases: [(&str, Vec<u8>); 13] = [
+            ("does not begin", vec![]),
+            ("does not begin", with(|b| b[0] = b'X').to_vec()),
+            ("version 2", with(|b| b[4] = 2).to_vec()),
+            ("version 1 has 64", address().to_bytes()[..63].to_vec()),
+            (
+                "version 1 has 64",
+                [&address().to_bytes()[..], &[0]].concat(),
+            ),
+            ("says 65", with(|b| b[6] = 65).to_vec()),
+            ("link layer is 2", with(|b| b[19] = 2).to_vec()),
+            ("QPN 0x0", with(|b| b[8..11].fill(0)).to_vec()),
+            ("QPN 0x14a5b6c", with(|b| b[11] = 1).to_vec()),
+            ("PSN", with(|b| b[15] = 1).to_vec()),
+            ("MTU code 6", with(|b| b[18] = 6).to_vec()),
+            ("LID 0x0", with(|b| b[16] = 0).to_vec()),
+            ("reserved", with(|b| b[59] = 1).to_vec()),
+        ];
+        for (part, bytes) in cases {
+            let error = QpAddress::from_bytes(&bytes).expect_err(part);
+            assert_eq!(
+                (error.errno(), error.origin()),
+                (libc::EINVAL, Source::Address)
+            );
+            assert!(
+                error.to_string().contains(part),
+                "{part:?} is missing in {error}"
+            );
+        }
+    }
+
+    #[test]
+    fn any_single_changed_bit_is_noticed() {
+        for bit in 0..ADDRESS_BYTES * 8 {
+            let mut bytes = address().to_bytes();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            assert!(
+                QpAddress::from_bytes(&bytes).is_err(),
+                "bit {bit} changed and nobody noticed"
+            );
+        }
+    }
+}

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A NIC and a GPU, joined by the broker.
+
+use crate::{
+    broker::{Pair, Session, SessionState},
+    cq::CompletionQueue,
+    devx::{self, Device, Uar},
+    error::{Error, Result, Source},
+    memory::{Access, MemoryRegion, Rounding},
+    pci::Bdf,
+    qp::{QueuePair, QueuePairOptions},
+};
+use std::{
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Which NIC and GPU to use.
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    /// The NIC: its verbs device (`mlx5_0`) or its PCI address (`0000:03:00.0`).
+    pub nic: String,
+    /// The GPU's PCI address.
+    pub gpu: Bdf,
+    /// The NIC's port, from 1.
+    pub port: u8,
+}
+
+/// The port of a context as its QPs' peers see it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Port {
+    pub(crate) number: u8,
+    pub(crate) lid: u16,
+    pub(crate) mtu: u8,
+    pub(crate) gid: [u8; 16],
+}
+
+/// A NIC and a GPU that may drive it. Queues and regions made from it live on their own; it may be dropped before them.
+#[derive(Debug)]
+pub struct Context {
+    session: Arc<Session>,
+    device: Arc<Device>,
+    // Of the CQs: the page that would arm them.
+    uar: Arc<Uar>,
+    pair: Pair,
+    port: Port,
+}
+
+impl Context {
+    /// Binds the pair at the broker and opens the NIC with DevX.
+    ///
+    /// # Errors
+    /// The broker's errno of `IBGDA_IOC_BIND`; `EINVAL` for names that name nothing; `ENETDOWN` for a port that is not
+    /// active; errors of libibverbs.
+    pub fn open(options: &OpenOptions) -> Result<Self> {
+        let nic = match options.nic.parse() {
+            Ok(bdf) => bdf,
+            Err(_) => devx::device_bdf(&options.nic)?,
+        };
+        let (session, pair) = Session::open(options.gpu, nic)?;
+        Self::join(session, pair, options.port)
+    }
+
+    fn join(session: Arc<Session>, pair: Pair, port: u8) -> Result<Self> {
+        let name = devx::device_name(pair.nic)?;
+        if name != pair.ibdev_name {
+            return Err(Error::new(
+                Source::Broker,
+                libc::ENODEV,
+                format!("NIC {}", pair.nic),
+                format!(
+                    "the broker bound {}, but sysfs shows {name}",
+                    pair.ibdev_name
+                ),
+                "was the device renamed or replaced just now? open it again",
+            ));
+        }
+        let device = Device::open(&name)?;
+        let port = active_port(&device, port)?;
+        let uar = Arc::new(Uar::alloc(&device)?);
+        Ok(Self {
+            session,
+            device,
+            uar,
+            pair,
+            port,
+        })
+    }
+
+    /// Joins the NIC again after it was lost. Queues and regions made before stay dead: drop them, and make new ones.
+    ///
+    /// Waits up to `patience` for the NIC to come back.
+    ///
+    /// # Errors
+    /// `EAGAIN`, `EHOSTDOWN`: it did not; `EACCES`: the pair is no longer allowed; `EINVAL`: it was not lost.
+    pub fn rebind(&mut self, patience: Duration) -> Result<()> {
+        let deadline = Instant::now() + patience;
+        let (gpu, nic, port) = (self.pair.gpu, self.pair.nic, self.port.number);
+        let mut pair = None;
+        loop {
+            let joined = match pair.take() {
+                Some(pair) => Ok(pair),
+                None => self.session.rebind(gpu, nic),
+            }
+            .and_then(|bound| {
+                // Bound is for good: what is tried again is only the opening of its verbs device.
+                pair = Some(bound.clone());
+                Self::join(Arc::clone(&self.session), bound, port)
+            });
+            match joined {
+                Ok(context) => {
+                    *self = context;
+                    return Ok(());
+                }
+                Err(error) => {
+                    let not_yet =
+                        pair.is_some() || matches!(error.errno(), libc::EAGAIN | libc::EHOSTDOWN);
+                    if !not_yet || Instant::now() >= deadline {
+                        return Err(error);
+                    }
+                }
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// What the broker knows of the pair.
+    pub fn pair(&self) -> &Pair {
+        &self.pair
+    }
+
+    /// The verbs device.
+    pub fn device_name(&self) -> &str {
+        self.device.name()
+    }
+
+    /// The broker's word on the NIC, from the status page: no system call.
+    pub fn state(&self) -> SessionState {
+        self.session.state()
+    }
+
+    /// Makes memory usable by the NIC: 4 KiB-aligned `length` bytes at `address`, or any range with [`Rounding::Outward`].
+    ///
+    /// # Errors
+    /// `EINVAL`: unaligned, zero, or beyond the address space; `EFAULT`: not mapped; `ENOMEM`: RLIMIT_MEMLOCK.
+    ///
+    /// # Safety
+    /// The memory must stay mapped as long as the region lives, and no reference may rely on its contents, since peers and
+    /// kernels change them.
+    pub unsafe fn map_device(
+        &self,
+        address: *mut u8,
+        length: usize,
+        access: Access,
+        rounding: Rounding,
+    ) -> Result<MemoryRegion> {
+        // SAFETY: by this function's contract.
+        unsafe {
+            MemoryRegion::map(
+                self,
+                address.expose_provenance() as u64,
+                length as u64,
+                access,
+                rounding,
+            )
+        }
+    }
+
+    /// Allocates zeroed memory and makes it usable by the NIC.
+    ///
+    /// # Errors
+    /// `EINVAL`: zero; `ENOMEM`.
+    pub fn alloc(&self, length: usize, access: Access) -> Result<MemoryRegion> {
+        MemoryRegion::alloc(self, length, access)
+    }
+
+    /// Creates a completion queue of `entries` entries, a power of two, 1 to 32768.
+    ///
+    /// # Errors
+    /// `EINVAL`; the broker's of `IBGDA_IOC_QUEUE_ALLOC`; firmware's.
+    pub fn create_cq(&self, entries: u32) -> Result<Arc<CompletionQueue>> {
+        CompletionQueue::create(self, entries).map(Arc::new)
+    }
+
+    /// Creates a queue pair with a doorbell page of its own, granted by the broker.
+    ///
+    /// # Errors
+    /// `EINVAL`: depths, or a CQ that is too small or missing; `EBUSY`: a CQ that serves another queue; the broker's of
+    /// `IBGDA_IOC_DOORBELL_IMPORT` and `_QUEUE_ALLOC`; firmware's.
+    pub fn create_qp(
+        &self,
+        options: &QueuePairOptions,
+        send_cq: &Arc<CompletionQueue>,
+        recv_cq: Option<&Arc<CompletionQueue>>,
+    ) -> Result<QueuePair> {
+        QueuePair::create(self, options, send_cq, recv_cq)
+    }
+
+    pub(crate) fn session(&self) -> &Arc<Session> {
+        &self.session
+    }
+
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    pub(crate) fn uar(&self) -> &Arc<Uar> {
+        &self.uar
+    }
+
+    pub(crate) fn generation(&self) -> u32 {
+        self.pair.generation
+    }
+
+    pub(crate) fn port(&self) -> Port {
+        self.port
+    }
+}
+
+fn active_port(device: &Device, number: u8) -> Result<Port> {
+    /// `IBV_LINK_LAYER_INFINIBAND`; drivers may also leave it unspecified.
+    const INFINIBAND: [u8; 2] = [0, 1];
+    let attr = device.port(number)?;
+    let what = format!("port {number} of {}", device.name());
+    if !INFINIBAND.contains(&attr.link_layer) {
+        return Err(Error::new(
+            Source::Argument,
+            libc::EOPNOTSUPP,
+            what,
+            "its link layer is not InfiniBand",
+            "the direct route drives InfiniBand ports",
+        ));
+    }
+    if attr.state != ibgda_verbs_sys::ibv_port_state::IBV_PORT_ACTIVE {
+        return Err(Error::new(
+            Source::Argument,
+            libc::ENETDOWN,
+            what,
+            format!("its state is {} (ibv_port_state), not active", attr.state),
+            "is the cable in, and a subnet manager running? see ibv_devinfo",
+        ));
+    }
+    Ok(Port {
+        number,
+        lid: attr.lid,
+        mtu: attr.active_mtu as u8,
+        gid: device.gid(number)?,
+    })
+}

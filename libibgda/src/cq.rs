@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Completion queues.
+
+use crate::{
+    broker::QueueMemory,
+    context::Context,
+    devx::{Object, Uar, Umem},
+    error::{Error, Result},
+    ifc::{self, Block, cqc, create_cq, opcode},
+    queue::{Handle, depth},
+};
+use ibgda_device::abi::{IBGDA_CQE_BYTES, ibgda_cq, ibgda_error};
+use std::{
+    ptr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+/// Ownership byte of a completion that nobody has written: kind 15, invalid.
+const CQE_NEVER_WRITTEN: u8 = 0xf0;
+
+/// A ring of completions in broker memory. It serves one work queue.
+#[derive(Debug)]
+pub struct CompletionQueue {
+    // Dropped in this order: the object, then the memory it lies in, then what that was made from.
+    object: Object,
+    _umem: Umem,
+    _memory: QueueMemory,
+    _uar: Arc<Uar>,
+    handle: Handle<ibgda_cq>,
+    taken: AtomicBool,
+}
+
+impl CompletionQueue {
+    pub(crate) fn create(context: &Context, entries: u32) -> Result<Self> {
+        let log = depth("CQ", entries, 1)?;
+        let ring_bytes = entries as usize * IBGDA_CQE_BYTES as usize;
+        // The doorbell record has a cache line of its own behind the ring.
+        let memory = QueueMemory::alloc(context.session(), ring_bytes + 64)?;
+        let ring = memory.address();
+        for entry in 0..entries as usize {
+            // SAFETY: inside the ring; nobody else knows the memory yet.
+            unsafe {
+                ring.add(entry * IBGDA_CQE_BYTES as usize + 63)
+                    .write(CQE_NEVER_WRITTEN)
+            };
+        }
+        // SAFETY: the UMEM is dropped before the memory (field order), and only the queue's protocol touches it.
+        let umem = unsafe { Umem::register(context.device(), ring, memory.len()) }?;
+
+        let field = |field: ifc::Field| field.at(ifc::CREATE_CQ_CQC);
+        let uar = Arc::clone(context.uar());
+        let command = Block::<{ ifc::CREATE_CQ_BYTES }>::command(opcode::CREATE_CQ)
+            .set(create_cq::UMEM_ID, umem.id().into())
+            .set(create_cq::UMEM_OFFSET, 0)
+            .set(create_cq::UMEM_VALID, 1)
+            .set(field(cqc::CQE_SIZE), 0)
+            .set(field(cqc::LOG_SIZE), log.into())
+            .set(field(cqc::UAR_PAGE), uar.page_id().into())
+            .set(field(cqc::EQN), context.device().eqn()?.into())
+            .set(field(cqc::LOG_PAGE_SIZE), 0)
+            .set(field(cqc::DBR_UMEM_VALID), 1)
+            .set(field(cqc::DBR_UMEM_ID), umem.id().into())
+            .set(field(cqc::DBR_ADDR), ring_bytes as u64);
+        let object = Object::create(
+            context.device(),
+            &format!("CREATE_CQ ({entries} entries)"),
+            &command,
+        )?;
+
+        let handle = Handle::new(ibgda_cq {
+            ring,
+            // SAFETY: the record lies behind the ring in the same memory.
+            doorbell_record: unsafe { ring.add(ring_bytes) }.cast(),
+            status_page: context.session().status_page(),
+            number: object.number,
+            depth: entries,
+            generation: context.generation(),
+            ..Default::default()
+        });
+        Ok(Self {
+            object,
+            _umem: umem,
+            _memory: memory,
+            _uar: uar,
+            handle,
+            taken: AtomicBool::new(false),
+        })
+    }
+
+    /// CQ number.
+    pub fn number(&self) -> u32 {
+        self.object.number
+    }
+
+    /// Completions it holds.
+    pub fn depth(&self) -> u32 {
+        // SAFETY: set at creation and constant.
+        unsafe { (*self.handle.as_ptr()).depth }
+    }
+
+    /// What a kernel polls. Valid as long as the queue lives; one thread at a time may use it.
+    pub fn device_handle(&self) -> *mut ibgda_cq {
+        self.handle.as_ptr()
+    }
+
+    /// The first error that a poller latched, if any yet. Its sentence is its `Display`.
+    pub fn error(&self) -> Option<ibgda_error> {
+        // SAFETY: the handle lives as long as `self`; a poller may write the record meanwhile, so that it is read once, and
+        // its status, written with the rest, decides.
+        let error = unsafe { ptr::read_volatile(&raw const (*self.handle.as_ptr()).error) };
+        (error.status != 0).then_some(error)
+    }
+
+    /// Gives the queue to a work queue, which must be the first.
+    pub(crate) fn take(&self, what: &str, work_depth: u32) -> Result<()> {
+        if self.depth() < work_depth {
+            return Err(Error::argument(
+                format!(
+                    "{what} of depth {work_depth} with a CQ of {} entries",
+                    self.depth()
+                ),
+                "completions of a full queue would overrun the CQ",
+                format!("create the CQ with at least {work_depth} entries"),
+            ));
+        }
+        if self.taken.swap(true, Ordering::Relaxed) {
+            return Err(Error::new(
+                crate::error::Source::Argument,
+                libc::EBUSY,
+                format!("{what} with CQ {:#x}", self.number()),
+                "this CQ serves a work queue already",
+                "create one CQ for each send queue and each receive queue",
+            ));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn give_back(&self) {
+        self.taken.store(false, Ordering::Relaxed);
+    }
+
+    pub(crate) fn handle_ptr(&self) -> *mut ibgda_cq {
+        self.handle.as_ptr()
+    }
+}

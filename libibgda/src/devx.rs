@@ -1,0 +1,440 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The verbs device opened with DevX, and the objects made through it. Each object keeps what it depends on alive.
+
+use crate::{
+    error::{Error, Result},
+    ifc::{Block, answer},
+    pci::Bdf,
+};
+use ibgda_verbs_sys as sys;
+use std::{
+    ffi::CStr,
+    fs, io,
+    os::fd::BorrowedFd,
+    ptr::{self, NonNull},
+    sync::Arc,
+};
+
+/// A verbs device context with DevX, and its protection domain.
+#[derive(Debug)]
+pub(crate) struct Device {
+    context: NonNull<sys::ibv_context>,
+    pd: NonNull<sys::ibv_pd>,
+    pdn: u32,
+    name: String,
+}
+
+// SAFETY: libibverbs and libmlx5 allow calls on a context, and on what was made from it, from any thread.
+unsafe impl Send for Device {}
+// SAFETY: as above.
+unsafe impl Sync for Device {}
+
+impl Device {
+    /// Opens the verbs device of this name.
+    pub(crate) fn open(name: &str) -> Result<Arc<Self>> {
+        let mut count = 0;
+        // SAFETY: the list is freed below, after the one device of it that is used has been opened.
+        let list = unsafe { sys::ibv_get_device_list(&mut count) };
+        if list.is_null() {
+            return Err(Error::last_verbs("ibv_get_device_list"));
+        }
+        // SAFETY: the list has `count` entries.
+        let devices = unsafe { std::slice::from_raw_parts(list, count as usize) };
+        let found = devices.iter().copied().find(|&device| {
+            // SAFETY: each entry is a device, and its name is terminated.
+            unsafe { CStr::from_ptr(sys::ibv_get_device_name(device)) }.to_bytes()
+                == name.as_bytes()
+        });
+        let context = found.map(|device| {
+            let mut attr = sys::mlx5dv_context_attr {
+                flags: sys::mlx5dv_context_attr_flags::MLX5DV_CONTEXT_FLAGS_DEVX,
+                comp_mask: 0,
+            };
+            // SAFETY: the device is of the list; the attribute is read only.
+            NonNull::new(unsafe { sys::mlx5dv_open_device(device, &mut attr) })
+                .ok_or_else(|| Error::last_verbs(format!("open {name} with DevX")))
+        });
+        // SAFETY: from ibv_get_device_list, and not used any more; an opened context keeps its own device.
+        unsafe { sys::ibv_free_device_list(list) };
+        let context = context.ok_or_else(|| {
+            Error::new(
+                crate::error::Source::Verbs,
+                libc::ENODEV,
+                format!("open {name}"),
+                "there is no verbs device of that name",
+                "see ibv_devices for what there is; is ib_uverbs loaded?",
+            )
+        })??;
+
+        // SAFETY: the context is open.
+        let Some(pd) = NonNull::new(unsafe { sys::ibv_alloc_pd(context.as_ptr()) }) else {
+            let error = Error::last_verbs(format!("ibv_alloc_pd on {name}"));
+            // SAFETY: nothing was made from it.
+            unsafe { sys::ibv_close_device(context.as_ptr()) };
+            return Err(error);
+        };
+        let mut device = Self {
+            context,
+            pd,
+            pdn: 0,
+            name: name.to_owned(),
+        };
+
+        let mut out = sys::mlx5dv_pd::default();
+        let mut object = sys::mlx5dv_obj::default();
+        object.pd.in_ = pd.as_ptr();
+        object.pd.out = &mut out;
+        // SAFETY: only the PD part is asked for, and it is filled in.
+        match unsafe {
+            sys::mlx5dv_init_obj(&mut object, sys::mlx5dv_obj_type::MLX5DV_OBJ_PD.into())
+        } {
+            0 => device.pdn = out.pdn,
+            errno => return Err(Error::verbs("mlx5dv_init_obj of the PD", errno)),
+        }
+        Ok(Arc::new(device))
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn pdn(&self) -> u32 {
+        self.pdn
+    }
+
+    /// The command file, which the broker compares a dma-buf's origin with.
+    pub(crate) fn uverbs(&self) -> BorrowedFd<'_> {
+        // SAFETY: the context owns the file as long as `self` lives.
+        unsafe { BorrowedFd::borrow_raw(self.context.as_ref().cmd_fd) }
+    }
+
+    /// State, LID, MTU of a port.
+    pub(crate) fn port(&self, port: u8) -> Result<sys::ibv_port_attr> {
+        let mut attr = sys::ibv_port_attr::default();
+        // SAFETY: the context is open; the attribute is written only.
+        match unsafe { sys::___ibv_query_port(self.context.as_ptr(), port, &mut attr) } {
+            0 => Ok(attr),
+            errno => Err(Error::verbs(
+                format!("ibv_query_port {port} of {}", self.name),
+                errno,
+            )),
+        }
+    }
+
+    /// GID 0 of a port.
+    pub(crate) fn gid(&self, port: u8) -> Result<[u8; 16]> {
+        let mut gid = sys::ibv_gid::default();
+        // SAFETY: as above.
+        if unsafe { sys::ibv_query_gid(self.context.as_ptr(), port, 0, &mut gid) } != 0 {
+            return Err(Error::last_verbs(format!(
+                "ibv_query_gid, port {port} of {}",
+                self.name
+            )));
+        }
+        // SAFETY: both members of the union are these 16 bytes.
+        Ok(unsafe { gid.raw })
+    }
+
+    /// The EQ of completion vector 0.
+    pub(crate) fn eqn(&self) -> Result<u32> {
+        let mut eqn = 0;
+        // SAFETY: as above.
+        match unsafe { sys::mlx5dv_devx_query_eqn(self.context.as_ptr(), 0, &mut eqn) } {
+            0 => Ok(eqn),
+            errno => Err(Error::verbs("mlx5dv_devx_query_eqn", errno.abs())),
+        }
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        // SAFETY: whatever was made from the context holds an `Arc` of `self`, so it is gone. Failure means that the NIC is
+        // gone, and with it what would be undone.
+        unsafe {
+            sys::ibv_dealloc_pd(self.pd.as_ptr());
+            sys::ibv_close_device(self.context.as_ptr());
+        }
+    }
+}
+
+/// The verbs device of a PCI function.
+pub(crate) fn device_name(nic: Bdf) -> Result<String> {
+    let folder = format!("/sys/bus/pci/devices/{nic}/infiniband");
+    let name = fs::read_dir(&folder).and_then(|mut entries| entries.next().transpose());
+    match name {
+        Ok(Some(entry)) => Ok(entry.file_name().to_string_lossy().into_owned()),
+        Ok(None) | Err(_) => Err(Error::argument(
+            format!("NIC {nic}"),
+            format!("{folder} names no verbs device"),
+            "pass the address of an RDMA NIC whose driver (mlx5_ib) is loaded; see ls -l /sys/class/infiniband",
+        )),
+    }
+}
+
+/// The PCI function of a verbs device.
+pub(crate) fn device_bdf(name: &str) -> Result<Bdf> {
+    let link = format!("/sys/class/infiniband/{name}/device");
+    let unknown = |why: String| {
+        Error::argument(
+            format!("NIC {name:?}"),
+            why,
+            "see ibv_devices for what there is",
+        )
+    };
+    if name.is_empty() || name.contains('/') {
+        return Err(unknown("not the name of a verbs device".into()));
+    }
+    let target = fs::canonicalize(&link).map_err(|error| unknown(format!("{link}: {error}")))?;
+    let text = target
+        .file_name()
+        .map(|name| name.to_string_lossy().into_owned())
+        .unwrap_or_default();
+    text.parse()
+        .map_err(|error: crate::pci::ParseBdfError| unknown(error.to_string()))
+}
+
+/// A UAR page of one's own, uncached (`MLX5DV_UAR_ALLOC_TYPE_NC_DEDICATED`).
+#[derive(Debug)]
+pub(crate) struct Uar {
+    device: Arc<Device>,
+    uar: NonNull<sys::mlx5dv_devx_uar>,
+}
+
+// SAFETY: as for `Device`.
+unsafe impl Send for Uar {}
+// SAFETY: as for `Device`.
+unsafe impl Sync for Uar {}
+
+impl Uar {
+    pub(crate) fn alloc(device: &Arc<Device>) -> Result<Self> {
+        // SAFETY: the context is open.
+        let uar = unsafe {
+            sys::mlx5dv_devx_alloc_uar(
+                device.context.as_ptr(),
+                sys::MLX5DV_UAR_ALLOC_TYPE_NC_DEDICATED,
+            )
+        };
+        let uar = NonNull::new(uar).ok_or_else(|| {
+            Error::last_verbs(format!(
+                "mlx5dv_devx_alloc_uar (NC_DEDICATED) on {}",
+                device.name
+            ))
+        })?;
+        Ok(Self {
+            device: Arc::clone(device),
+            uar,
+        })
+    }
+
+    fn fields(&self) -> &sys::mlx5dv_devx_uar {
+        // SAFETY: allocated, and libmlx5 does not change it.
+        unsafe { self.uar.as_ref() }
+    }
+
+    /// Firmware's index of the page.
+    pub(crate) fn page_id(&self) -> u32 {
+        self.fields().page_id
+    }
+
+    /// Where in the page the doorbell register lies.
+    pub(crate) fn doorbell_offset(&self) -> usize {
+        self.fields().reg_addr as usize - self.fields().base_addr as usize
+    }
+
+    /// The page as a dma-buf.
+    pub(crate) fn export(&self) -> Result<std::os::fd::OwnedFd> {
+        let offset = self.fields().mmap_off as u64;
+        sys::uverbs::export_dmabuf(self.device.uverbs(), offset).map_err(|error| {
+            Error::verbs(
+                format!(
+                    "UVERBS_METHOD_DMABUF_ALLOC of UAR {:#x} (offset {offset:#x})",
+                    self.page_id()
+                ),
+                error.raw_os_error().unwrap_or(libc::EIO),
+            )
+        })
+    }
+}
+
+impl Drop for Uar {
+    fn drop(&mut self) {
+        // SAFETY: allocated by alloc; queues that ring it hold it, so they are gone. libmlx5 keeps it for the next one.
+        unsafe { sys::mlx5dv_devx_free_uar(self.uar.as_ptr()) };
+    }
+}
+
+/// Memory that firmware objects of ours may lie in.
+#[derive(Debug)]
+pub(crate) struct Umem {
+    _device: Arc<Device>,
+    umem: NonNull<sys::mlx5dv_devx_umem>,
+}
+
+// SAFETY: as for `Device`.
+unsafe impl Send for Umem {}
+// SAFETY: as for `Device`.
+unsafe impl Sync for Umem {}
+
+impl Umem {
+    /// # Safety
+    /// The memory must stay mapped as long as the UMEM lives, and used only in the way of a queue that the NIC writes to.
+    pub(crate) unsafe fn register(
+        device: &Arc<Device>,
+        address: *mut u8,
+        bytes: usize,
+    ) -> Result<Self> {
+        let access = sys::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
+        // SAFETY: by this function's contract.
+        let umem = unsafe {
+            sys::mlx5dv_devx_umem_reg(device.context.as_ptr(), address.cast(), bytes, access)
+        };
+        let umem = NonNull::new(umem)
+            .ok_or_else(|| Error::last_verbs(format!("mlx5dv_devx_umem_reg ({bytes} bytes)")))?;
+        Ok(Self {
+            _device: Arc::clone(device),
+            umem,
+        })
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        // SAFETY: registered, and libmlx5 does not change it.
+        unsafe { self.umem.as_ref() }.umem_id
+    }
+}
+
+impl Drop for Umem {
+    fn drop(&mut self) {
+        // SAFETY: registered by register; firmware objects in it hold it, so they are gone.
+        unsafe { sys::mlx5dv_devx_umem_dereg(self.umem.as_ptr()) };
+    }
+}
+
+/// An object of the firmware.
+#[derive(Debug)]
+pub(crate) struct Object {
+    _device: Arc<Device>,
+    object: NonNull<sys::mlx5dv_devx_obj>,
+    /// Its number: a CQN, a QPN.
+    pub(crate) number: u32,
+}
+
+// SAFETY: as for `Device`.
+unsafe impl Send for Object {}
+// SAFETY: as for `Device`.
+unsafe impl Sync for Object {}
+
+impl Object {
+    /// Creates an object; `what` names it in errors.
+    pub(crate) fn create<const N: usize>(
+        device: &Arc<Device>,
+        what: &str,
+        input: &Block<N>,
+    ) -> Result<Self> {
+        let mut output = Block::<16>::new();
+        // SAFETY: both buffers have the lengths given; libmlx5 reads the one and writes the other.
+        let object = unsafe {
+            sys::mlx5dv_devx_obj_create(
+                device.context.as_ptr(),
+                input.as_bytes().as_ptr().cast(),
+                N,
+                output.as_bytes_mut().as_mut_ptr().cast(),
+                16,
+            )
+        };
+        let object = NonNull::new(object)
+            .ok_or_else(|| refused(what, &output, io::Error::last_os_error()))?;
+        Ok(Self {
+            _device: Arc::clone(device),
+            object,
+            number: output.get(answer::OBJECT) as u32,
+        })
+    }
+
+    /// Changes the object's state.
+    pub(crate) fn modify<const N: usize>(&self, what: &str, input: &Block<N>) -> Result<()> {
+        let mut output = Block::<16>::new();
+        // SAFETY: as in `create`; the object exists.
+        let answer = unsafe {
+            sys::mlx5dv_devx_obj_modify(
+                self.object.as_ptr(),
+                input.as_bytes().as_ptr().cast(),
+                N,
+                output.as_bytes_mut().as_mut_ptr().cast(),
+                16,
+            )
+        };
+        match answer {
+            0 => Ok(()),
+            errno => Err(refused(
+                what,
+                &output,
+                io::Error::from_raw_os_error(errno.abs()),
+            )),
+        }
+    }
+}
+
+impl Drop for Object {
+    fn drop(&mut self) {
+        // SAFETY: created by create. Failure means that the NIC is gone, and the object with it.
+        unsafe { sys::mlx5dv_devx_obj_destroy(self.object.as_ptr()) };
+    }
+}
+
+/// Firmware's own answer where it gave one, else the system's.
+fn refused(what: &str, output: &Block<16>, error: io::Error) -> Error {
+    match output.get(answer::STATUS) as u8 {
+        0 => Error::verbs(what, error.raw_os_error().unwrap_or(libc::EIO)),
+        status => Error::firmware(what, status, output.get(answer::SYNDROME) as u32),
+    }
+}
+
+/// Memory registered with the NIC (`ibv_reg_mr`).
+#[derive(Debug)]
+pub(crate) struct Registration {
+    _device: Arc<Device>,
+    mr: NonNull<sys::ibv_mr>,
+}
+
+// SAFETY: as for `Device`.
+unsafe impl Send for Registration {}
+// SAFETY: as for `Device`.
+unsafe impl Sync for Registration {}
+
+impl Registration {
+    /// # Safety
+    /// The memory must stay mapped as long as the registration lives, and be such that the NIC may read and write it.
+    pub(crate) unsafe fn new(
+        device: &Arc<Device>,
+        address: u64,
+        bytes: usize,
+        access: sys::ibv_access_flags,
+    ) -> Result<Self> {
+        let pointer = ptr::with_exposed_provenance_mut(address as usize);
+        // SAFETY: by this function's contract.
+        let mr = unsafe { sys::ibv_reg_mr(device.pd.as_ptr(), pointer, bytes, access.0 as i32) };
+        let mr = NonNull::new(mr).ok_or_else(|| {
+            Error::last_verbs(format!(
+                "ibv_reg_mr ({bytes} bytes at {address:#x}, access {:#x})",
+                access.0
+            ))
+        })?;
+        Ok(Self {
+            _device: Arc::clone(device),
+            mr,
+        })
+    }
+
+    pub(crate) fn keys(&self) -> (u32, u32) {
+        // SAFETY: registered, and libibverbs does not change it.
+        let mr = unsafe { self.mr.as_ref() };
+        (mr.lkey, mr.rkey)
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        // SAFETY: registered by new.
+        unsafe { sys::ibv_dereg_mr(self.mr.as_ptr()) };
+    }
+}

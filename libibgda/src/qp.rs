@@ -1,0 +1,405 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Queue pairs: reliable connections whose queues a kernel drives.
+
+use crate::{
+    address::QpAddress,
+    broker::{Doorbell, QueueMemory},
+    context::Context,
+    cq::CompletionQueue,
+    devx::{Object, Uar, Umem},
+    error::{Error, Result, Source},
+    ifc::{self, Block, Field, opcode, path, qp, qpc},
+    memory::Access,
+    queue::{Handle, depth},
+};
+use ibgda_device::abi::{IBGDA_RECV_WQE_BYTES, IBGDA_WQEBB_BYTES, ibgda_qp};
+use std::{
+    collections::hash_map::RandomState,
+    hash::{BuildHasher, Hasher},
+    ptr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+/// UARs tried before giving up when pages turn out to be held by others.
+const UARS_TRIED: usize = 64;
+
+/// `qpc` values by the kernel's names.
+const SERVICE_RC: u64 = 0;
+const PM_STATE_MIGRATED: u64 = 3;
+const RQ_TYPE_REGULAR: u64 = 0;
+const RQ_TYPE_NONE: u64 = 3;
+const ATOMIC_MODE_IB_COMPATIBLE: u64 = 1;
+/// `MLX5_QP_OPTPAR_RRE | RAE | RWE`.
+const OPT_ACCESS: u64 = 0b1110;
+/// Messages of up to 2^30 bytes.
+const LOG_MSG_MAX: u64 = 30;
+/// Reads and atomics under way, as requester and as responder: 2^4.
+const LOG_READS: u64 = 4;
+/// RNR NAK timer: 0.64 ms.
+const MIN_RNR_NAK: u64 = 12;
+
+/// What a queue pair is to be like.
+#[derive(Clone, Debug)]
+pub struct QueuePairOptions {
+    /// Send queue slots, a power of two, 1 to 32768.
+    pub send_depth: u32,
+    /// Receive queue slots, a power of two, 4 to 32768; or 0 for none.
+    pub recv_depth: u32,
+    /// What peers may do through this QP, within what each region allows.
+    pub access: Access,
+    /// How long a kernel's post may wait for a slot of a full ring.
+    pub post_timeout: Duration,
+    /// Transport timeout: 4.096 µs × 2^n before a retry, 1 to 31.
+    pub ack_timeout: u8,
+    /// Retries before a request fails with TRANSPORT_RETRY_EXCEEDED, 0 to 7.
+    pub retry_count: u8,
+    /// Retries when the peer has no receive posted, 0 to 6. 7 would mean for ever, and is refused.
+    pub rnr_retry: u8,
+}
+
+impl Default for QueuePairOptions {
+    fn default() -> Self {
+        Self {
+            send_depth: 128,
+            recv_depth: 0,
+            access: Access::all(),
+            post_timeout: Duration::from_secs(2),
+            ack_timeout: 14,
+            retry_count: 7,
+            rnr_retry: 6,
+        }
+    }
+}
+
+impl QueuePairOptions {
+    fn check(&self) -> Result<()> {
+        let faults = [
+            (
+                !(1..=31).contains(&self.ack_timeout),
+                format!("ack_timeout is {}, not 1 to 31", self.ack_timeout),
+            ),
+            (
+                self.retry_count > 7,
+                format!("retry_count is {}, not 0 to 7", self.retry_count),
+            ),
+            (
+                self.rnr_retry > 6,
+                format!("rnr_retry is {}, not 0 to 6", self.rnr_retry),
+            ),
+        ];
+        match faults.into_iter().find(|(fault, _)| *fault) {
+            Some((_, why)) => Err(Error::argument(
+                "create_qp",
+                why,
+                "no wait of a QP is without end",
+            )),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A reliable connection.
+#[derive(Debug)]
+pub struct QueuePair {
+    // Dropped in this order: the object, then what it lies in and rings.
+    object: Object,
+    _umem: Umem,
+    _memory: QueueMemory,
+    doorbell: Doorbell,
+    uar: Uar,
+    send_cq: Arc<CompletionQueue>,
+    recv_cq: Option<Arc<CompletionQueue>>,
+    handle: Handle<ibgda_qp>,
+    options: QueuePairOptions,
+    port: u8,
+    address: QpAddress,
+    connected: AtomicBool,
+}
+
+/// A UAR whose page the broker granted.
+fn doorbell(context: &Context) -> Result<(Uar, Doorbell)> {
+    // Pages that are another's: kept until the end, else libmlx5 would hand out the same one again.
+    let mut held_by_others = Vec::new();
+    loop {
+        let uar = Uar::alloc(context.device())?;
+        let dmabuf = uar.export()?;
+        match Doorbell::import(
+            context.session(),
+            std::os::fd::AsFd::as_fd(&dmabuf),
+            context.device().uverbs(),
+            uar.page_id(),
+        ) {
+            Ok(doorbell) => return Ok((uar, doorbell)),
+            Err(error) if error.errno() == libc::EBUSY && held_by_others.len() + 1 < UARS_TRIED => {
+                held_by_others.push(uar)
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn random_psn() -> u32 {
+    RandomState::new().build_hasher().finish() as u32 & 0xff_ffff
+}
+
+/// A field of the QP's context, and one of its address path.
+fn ctx(field: Field) -> Field {
+    field.at(ifc::QP_QPC)
+}
+fn ads(field: Field) -> Field {
+    field.at(ifc::QP_QPC + ifc::QPC_PATH)
+}
+
+type Command = Block<{ ifc::QP_BYTES }>;
+
+impl QueuePair {
+    pub(crate) fn create(
+        context: &Context,
+        options: &QueuePairOptions,
+        send_cq: &Arc<CompletionQueue>,
+        recv_cq: Option<&Arc<CompletionQueue>>,
+    ) -> Result<Self> {
+        options.check()?;
+        depth("send queue", options.send_depth, 1)?;
+        if options.recv_depth != 0 {
+            depth("receive queue", options.recv_depth, 4)?;
+        }
+        if (options.recv_depth != 0) != recv_cq.is_some() {
+            return Err(Error::argument(
+                format!("create_qp with receive depth {}", options.recv_depth),
+                "a receive queue and its CQ go together",
+                "pass a CQ for receives if and only if the receive depth is not 0",
+            ));
+        }
+        send_cq.take("send queue", options.send_depth)?;
+        let taken = recv_cq.map_or(Ok(()), |cq| cq.take("receive queue", options.recv_depth));
+        let created = taken.and_then(|()| {
+            Self::build(context, options, send_cq, recv_cq).inspect_err(|_| {
+                recv_cq.inspect(|cq| cq.give_back());
+            })
+        });
+        created.inspect_err(|_| send_cq.give_back())
+    }
+
+    fn build(
+        context: &Context,
+        options: &QueuePairOptions,
+        send_cq: &Arc<CompletionQueue>,
+        recv_cq: Option<&Arc<CompletionQueue>>,
+    ) -> Result<Self> {
+        let (uar, doorbell) = doorbell(context)?;
+        // Receive queue, send queue, then the doorbell record in a cache line of its own.
+        let recv_bytes = (options.recv_depth * IBGDA_RECV_WQE_BYTES) as usize;
+        let record = recv_bytes + (options.send_depth * IBGDA_WQEBB_BYTES) as usize;
+        let memory = QueueMemory::alloc(context.session(), record + 64)?;
+        let base = memory.address();
+        // SAFETY: the UMEM is dropped before the memory (field order), and only the queue's protocol touches it.
+        let umem = unsafe { Umem::register(context.device(), base, memory.len()) }?;
+
+        let (rq_type, log_rq) = match options.recv_depth {
+            0 => (RQ_TYPE_NONE, 0),
+            depth => (RQ_TYPE_REGULAR, depth.ilog2()),
+        };
+        let command = Command::command(opcode::CREATE_QP)
+            .set(qp::WQ_UMEM_ID, umem.id().into())
+            .set(qp::WQ_UMEM_OFFSET, 0)
+            .set(qp::WQ_UMEM_VALID, 1)
+            .set(ctx(qpc::SERVICE), SERVICE_RC)
+            .set(ctx(qpc::PM_STATE), PM_STATE_MIGRATED)
+            .set(ctx(qpc::PD), context.device().pdn().into())
+            .set(ctx(qpc::RQ_TYPE), rq_type)
+            .set(ctx(qpc::LOG_RQ_SIZE), log_rq.into())
+            .set(ctx(qpc::LOG_RQ_STRIDE), 0)
+            .set(ctx(qpc::NO_SQ), 0)
+            .set(ctx(qpc::LOG_SQ_SIZE), options.send_depth.ilog2().into())
+            .set(ctx(qpc::UAR_PAGE), uar.page_id().into())
+            .set(ctx(qpc::USER_INDEX), 0)
+            .set(ctx(qpc::LOG_PAGE_SIZE), 0)
+            .set(ctx(qpc::CQN_SND), send_cq.number().into())
+            .set(
+                ctx(qpc::CQN_RCV),
+                recv_cq.unwrap_or(send_cq).number().into(),
+            )
+            .set(ctx(qpc::DBR_UMEM_VALID), 1)
+            .set(ctx(qpc::DBR_UMEM_ID), umem.id().into())
+            .set(ctx(qpc::DBR_ADDR), record as u64);
+        let what = format!(
+            "CREATE_QP (send depth {}, receive depth {})",
+            options.send_depth, options.recv_depth
+        );
+        let object = Object::create(context.device(), &what, &command)?;
+
+        let port = context.port();
+        let address = QpAddress {
+            qpn: object.number,
+            psn: random_psn(),
+            lid: port.lid,
+            mtu: port.mtu,
+            gid: port.gid,
+        };
+        let handle = Handle::new(ibgda_qp {
+            // SAFETY: queues and record lie inside the memory, as computed above.
+            send_ring: unsafe { base.add(recv_bytes) },
+            recv_ring: if options.recv_depth == 0 {
+                ptr::null_mut()
+            } else {
+                base
+            },
+            // SAFETY: as above.
+            doorbell_record: unsafe { base.add(record) }.cast(),
+            // SAFETY: the register lies inside the page.
+            doorbell: unsafe { doorbell.address().add(uar.doorbell_offset()) }.cast(),
+            send_cq: send_cq.handle_ptr(),
+            recv_cq: recv_cq.map_or(ptr::null_mut(), |cq| cq.handle_ptr()),
+            number: object.number,
+            send_depth: options.send_depth,
+            recv_depth: options.recv_depth,
+            post_timeout_ns: u64::try_from(options.post_timeout.as_nanos()).unwrap_or(u64::MAX),
+            ..Default::default()
+        });
+        let pair = Self {
+            object,
+            _umem: umem,
+            _memory: memory,
+            doorbell,
+            uar,
+            send_cq: Arc::clone(send_cq),
+            recv_cq: recv_cq.map(Arc::clone),
+            handle,
+            options: options.clone(),
+            port: port.number,
+            address,
+            connected: AtomicBool::new(false),
+        };
+        pair.reset_to_init()?;
+        Ok(pair)
+    }
+
+    fn access_fields(&self, command: Command) -> Command {
+        let allowed = |right| self.options.access.contains(right).into();
+        command
+            .set(ctx(qpc::RRE), allowed(Access::READ))
+            .set(ctx(qpc::RWE), allowed(Access::WRITE))
+            .set(ctx(qpc::RAE), allowed(Access::ATOMIC))
+    }
+
+    fn reset_to_init(&self) -> Result<()> {
+        let command = Command::command(opcode::RST2INIT_QP)
+            .set(qp::QPN, self.number().into())
+            .set(ctx(qpc::PM_STATE), PM_STATE_MIGRATED)
+            .set(ads(path::PKEY_INDEX), 0)
+            .set(ads(path::PORT), self.port.into());
+        self.object.modify(
+            &format!("RST2INIT_QP {:#x}", self.number()),
+            &self.access_fields(command),
+        )
+    }
+
+    /// Joins this QP to the peer whose address this is; the peer must do the same with this one's.
+    ///
+    /// The MTU is the smaller of both ports'. Requests may be posted when both sides have returned.
+    ///
+    /// # Errors
+    /// `EISCONN`: connected before; `EINVAL` and firmware's refusals.
+    pub fn connect(&self, peer: &QpAddress) -> Result<()> {
+        let name = format!(
+            "QP {:#x} to QP {:#x} at LID {:#x}",
+            self.number(),
+            peer.qpn,
+            peer.lid
+        );
+        // Round trip: the same rules for addresses that came as a struct.
+        QpAddress::from_bytes(&peer.to_bytes())?;
+        if self.connected.swap(true, Ordering::Relaxed) {
+            return Err(Error::new(
+                Source::Argument,
+                libc::EISCONN,
+                format!("connect {name}"),
+                "this QP was connected before",
+                "create another QP for another peer",
+            ));
+        }
+        let to_rtr = Command::command(opcode::INIT2RTR_QP)
+            .set(qp::QPN, self.number().into())
+            .set(qp::OPT_PARAM_MASK, OPT_ACCESS)
+            .set(ctx(qpc::PM_STATE), PM_STATE_MIGRATED)
+            .set(ctx(qpc::MTU), self.address.mtu.min(peer.mtu).into())
+            .set(ctx(qpc::LOG_MSG_MAX), LOG_MSG_MAX)
+            .set(ctx(qpc::REMOTE_QPN), peer.qpn.into())
+            .set(ctx(qpc::NEXT_RCV_PSN), peer.psn.into())
+            .set(ctx(qpc::LOG_RRA_MAX), LOG_READS)
+            .set(ctx(qpc::MIN_RNR_NAK), MIN_RNR_NAK)
+            .set(ctx(qpc::ATOMIC_MODE), ATOMIC_MODE_IB_COMPATIBLE)
+            .set(ads(path::RLID), peer.lid.into())
+            .set(ads(path::PORT), self.port.into());
+        // Another subnet is reached through a router, which needs the global header.
+        let to_rtr = if peer.gid[..8] == self.address.gid[..8] {
+            to_rtr
+        } else {
+            let gid = u128::from_be_bytes(peer.gid);
+            to_rtr
+                .set(ads(path::GRH), 1)
+                .set(ads(path::SRC_ADDR_INDEX), 0)
+                .set(ads(path::HOP_LIMIT), 64)
+                .set(ads(path::RGID_HIGH), (gid >> 64) as u64)
+                .set(ads(path::RGID_LOW), gid as u64)
+        };
+        self.object
+            .modify(&format!("INIT2RTR_QP, {name}"), &self.access_fields(to_rtr))?;
+
+        let to_rts = Command::command(opcode::RTR2RTS_QP)
+            .set(qp::QPN, self.number().into())
+            .set(ctx(qpc::PM_STATE), PM_STATE_MIGRATED)
+            .set(ctx(qpc::NEXT_SEND_PSN), self.address.psn.into())
+            .set(ctx(qpc::LOG_SRA_MAX), LOG_READS)
+            .set(ctx(qpc::RETRY_COUNT), self.options.retry_count.into())
+            .set(ctx(qpc::RNR_RETRY), self.options.rnr_retry.into())
+            .set(ads(path::ACK_TIMEOUT), self.options.ack_timeout.into());
+        self.object.modify(&format!("RTR2RTS_QP, {name}"), &to_rts)
+    }
+
+    /// Stops the QP: requests under way and later ones are flushed, each with an error completion.
+    ///
+    /// # Errors
+    /// Firmware's refusal.
+    pub fn stop(&self) -> Result<()> {
+        let command = Block::<{ ifc::QP_2ERR_BYTES }>::command(opcode::TO_ERR_QP)
+            .set(qp::QPN, self.number().into());
+        self.object
+            .modify(&format!("2ERR_QP {:#x}", self.number()), &command)
+    }
+
+    /// QP number.
+    pub fn number(&self) -> u32 {
+        self.object.number
+    }
+
+    /// What the peer needs to connect to this QP.
+    pub fn address(&self) -> QpAddress {
+        self.address
+    }
+
+    /// Firmware's index of the doorbell's UAR page, and the page's offset in the NIC's BAR 0 as the broker found it.
+    pub fn doorbell_page(&self) -> (u32, u64) {
+        (self.uar.page_id(), self.doorbell.bar_offset)
+    }
+
+    /// What a kernel posts with. Valid as long as the QP lives; one thread at a time may use it.
+    pub fn device_handle(&self) -> *mut ibgda_qp {
+        self.handle.as_ptr()
+    }
+
+    /// The CQ of its send queue.
+    pub fn send_cq(&self) -> &Arc<CompletionQueue> {
+        &self.send_cq
+    }
+
+    /// The CQ of its receive queue.
+    pub fn recv_cq(&self) -> Option<&Arc<CompletionQueue>> {
+        self.recv_cq.as_ref()
+    }
+}
