@@ -34,10 +34,10 @@ pub struct HcaConfig {
 
 impl HcaConfig {
     /// The `index`th function of a fabric: `nic0` has LID 1 and so on.
-    pub fn numbered(index: u16) -> Self {
+    pub fn numbered(index: usize) -> Self {
         // Mellanox' OUI, as a locally administered EUI-64.
         const GUID: u64 = 0x0202_c903_0000_0100;
-        Self { name: format!("nic{index}"), lid: index + 1, guid: GUID + u64::from(index) }
+        Self { name: format!("nic{index}"), lid: index as u16 + 1, guid: GUID + index as u64 }
     }
 }
 
