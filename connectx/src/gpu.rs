@@ -106,7 +106,7 @@ pub struct Gpu {
 
 impl Gpu {
     /// GPU number `index`.
-    pub fn new(index: usize, referee: Referee) -> io::Result<Self> {
+    pub fn new(index: u16, referee: Referee) -> io::Result<Self> {
         let name = format!("gpu{index}");
         let memory = Arc::new(SharedMemory::new(&name, MEMORY_SIZE as usize)?);
         let state = State {
@@ -119,7 +119,7 @@ impl Gpu {
             changed: Condvar::new(),
         });
         // NVIDIA's EUI-64 prefix, so that it reads as what it stands for.
-        let serial = 0x48b0_2d00_0000_0000 + index as u64;
+        let serial = 0x48b0_2d00_0000_0000 + u64::from(index);
         Ok(Self {
             name,
             serial,

@@ -71,7 +71,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
-        Command::Serve { nics, gpus, dir } => serve(nics.into(), gpus.into(), &dir),
+        Command::Serve { nics, gpus, dir } => serve(nics, gpus, &dir),
         Command::Ctl {
             socket,
             json,
@@ -119,7 +119,7 @@ enum End {
     Failed(anyhow::Error),
 }
 
-fn serve(nics: usize, gpus: usize, dir: &Path) -> anyhow::Result<()> {
+fn serve(nics: u16, gpus: u16, dir: &Path) -> anyhow::Result<()> {
     std::fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
     let _lock = lock(dir)?;
     let referee = start_logs(dir)?;
