@@ -130,7 +130,7 @@ fn serve(nics: u16, gpus: u16, dir: &Path) -> anyhow::Result<()> {
     let fabric = Fabric::new(referee.clone());
     let mut functions: Vec<Arc<dyn Function>> = Vec::new();
     for index in 0..nics {
-        functions.push(Arc::new(Hca::new(&fabric, HcaConfig::numbered(index))));
+        functions.push(Arc::new(Hca::new(&fabric, HcaConfig::numbered(index.into()))));
     }
     for index in 0..gpus {
         functions.push(Arc::new(Gpu::new(index, referee.clone())?));
