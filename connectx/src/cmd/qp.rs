@@ -31,8 +31,11 @@ fn check_cq(device: &Device, request: &Request<'_>, field: &'static str, cqn: u3
 
 /// Checks what a new queue pair refers to.
 fn check_references(device: &Device, request: &Request<'_>, service: Service, decoded: &Decoded, sends: bool) -> Result<(), Reject> {
-    let pd = device.pds.get(decoded.pd).ok_or(Reject::absent("pd", decoded.pd))?;
-    request.check_owner("pd", decoded.pd, pd.uid)?;
+    // A UMR queue pair works on keys of every domain; the driver names none.
+    if service != Service::RegUmr {
+        let pd = device.pds.get(decoded.pd).ok_or(Reject::absent("pd", decoded.pd))?;
+        request.check_owner("pd", decoded.pd, pd.uid)?;
+    }
     if sends {
         let uar = device.uars.get(decoded.uar_page).ok_or(Reject::absent("uar_page", decoded.uar_page))?;
         request.check_owner("uar_page", decoded.uar_page, uar.uid)?;
