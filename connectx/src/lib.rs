@@ -4,13 +4,15 @@
 //! From the device inwards: [`ifc`] names every field by its place, [`cmd`] executes commands on [`objects`], [`engine`] runs the
 //! work queues, [`wire`] joins functions, [`hca`] puts them together behind a BAR. From the host inwards: [`vfio`] serves
 //! a [`platform::Function`] to QEMU, [`pci`] is its config space, [`gpu`] a stand-in GPU beside the NIC. [`log`] is the
-//! referee's record of everything refused and [`ctl`] the socket to read and steer a running model.
+//! referee's record of everything refused [`ctl`] the socket to read and steer a running model, and [`explain`]
+//! puts dumps of its structures into words.
 
 pub mod bus;
 pub mod cmd;
 pub mod ctl;
 pub mod dma;
 pub mod engine;
+pub mod explain;
 pub mod gpu;
 pub mod hca;
 pub mod hca_config;

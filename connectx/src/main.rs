@@ -2,7 +2,7 @@
 //! The `connectx` program: serves modelled functions to a virtual machine, and talks to a running model.
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -12,16 +12,18 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, ValueEnum};
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::{SigSet, Signal};
 use tracing_subscriber::EnvFilter;
 
 use connectx::bus::Bus;
 use connectx::ctl::{self, Device, Model};
+use connectx::explain;
 use connectx::gpu::Gpu;
 use connectx::hca::{Hca, HcaConfig};
 use connectx::log::{LogFile, Referee};
+use connectx::objects::qp::Service;
 use connectx::platform::Function;
 use connectx::vfio::{Departure, Endpoint};
 use connectx::wire::Fabric;
@@ -51,6 +53,22 @@ enum Command {
         #[arg(long)]
         dir: PathBuf,
     },
+    /// Print a dump of a device structure field by field, with what is wrong in it.
+    ///
+    /// The dump is hexadecimal, as the kernel's log, hexdump -C, xxd or rdma-core's messages have it. Exit status 3 if
+    /// something is wrong in it.
+    Explain {
+        /// The structure; `list` prints those that are known.
+        kind: String,
+        /// Service of the queue pair that a WQE belongs to.
+        #[arg(long, value_enum, default_value = "rc")]
+        service: ServiceName,
+        /// Print the explanation as JSON.
+        #[arg(long)]
+        json: bool,
+        /// The dump; standard input if none is given.
+        hex: Vec<String>,
+    },
     /// Send a command to a running model; `connectx ctl help` lists them.
     Ctl {
         /// The model's control socket or virtio-serial port. Inside a guest the port is found by itself.
@@ -69,9 +87,39 @@ enum Command {
     },
 }
 
+#[derive(Clone, Copy, ValueEnum)]
+enum ServiceName {
+    Rc,
+    Uc,
+    Ud,
+    Xrc,
+    Umr,
+}
+
+impl From<ServiceName> for Service {
+    fn from(name: ServiceName) -> Self {
+        match name {
+            ServiceName::Rc => Self::Rc,
+            ServiceName::Uc => Self::Uc,
+            ServiceName::Ud => Self::Ud,
+            ServiceName::Xrc => Self::Xrc,
+            ServiceName::Umr => Self::RegUmr,
+        }
+    }
+}
+
+/// Exit status of `explain` when the dump breaks a rule.
+const WRONG: u8 = 3;
+
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
-        Command::Serve { nics, gpus, dir } => serve(nics, gpus, &dir),
+        Command::Serve { nics, gpus, dir } => serve(nics, gpus, &dir).map(|()| ExitCode::SUCCESS),
+        Command::Explain {
+            kind,
+            service,
+            json,
+            hex,
+        } => explain_dump(&kind, service.into(), json, &hex),
         Command::Ctl {
             socket,
             json,
@@ -81,7 +129,7 @@ fn main() -> ExitCode {
         } => control(socket, json, Duration::from_secs(timeout), &command, &args),
     };
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             tracing::error!("{error:#}");
             eprintln!("connectx: {error:#}");
@@ -90,13 +138,51 @@ fn main() -> ExitCode {
     }
 }
 
+fn explain_dump(
+    kind: &str,
+    service: Service,
+    json: bool,
+    words: &[String],
+) -> anyhow::Result<ExitCode> {
+    if kind == "list" {
+        for (name, what) in explain::kinds() {
+            print(&format!("{name:18} {what}\n"))?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut text = words.join(" ");
+    if words.is_empty() {
+        std::io::stdin()
+            .read_to_string(&mut text)
+            .context("standard input")?;
+    }
+    let bytes = explain::hex::parse(&text).map_err(anyhow::Error::msg)?;
+    let explanation = explain::explain(kind, service, &bytes).map_err(anyhow::Error::msg)?;
+    print(&if json {
+        format!("{}\n", serde_json::to_string(&explanation)?)
+    } else {
+        explanation.to_string()
+    })?;
+    Ok(if explanation.problems.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(WRONG)
+    })
+}
+
+fn print(text: &str) -> anyhow::Result<()> {
+    std::io::stdout()
+        .write_all(text.as_bytes())
+        .context("standard output")
+}
+
 fn control(
     socket: Option<PathBuf>,
     json: bool,
     timeout: Duration,
     command: &str,
     args: &[String],
-) -> anyhow::Result<()> {
+) -> anyhow::Result<ExitCode> {
     let port = || Some(PathBuf::from(ctl::client::PORT)).filter(|port| port.exists());
     let path = socket
         .or_else(port)
@@ -107,9 +193,7 @@ fn control(
     } else {
         ctl::table::render(command, &answer)
     };
-    std::io::stdout()
-        .write_all(text.as_bytes())
-        .context("standard output")
+    print(&text).map(|()| ExitCode::SUCCESS)
 }
 
 /// What ends the model.
@@ -130,7 +214,10 @@ fn serve(nics: u16, gpus: u16, dir: &Path) -> anyhow::Result<()> {
     let fabric = Fabric::new(referee.clone());
     let mut functions: Vec<Arc<dyn Function>> = Vec::new();
     for index in 0..nics {
-        functions.push(Arc::new(Hca::new(&fabric, HcaConfig::numbered(index.into()))));
+        functions.push(Arc::new(Hca::new(
+            &fabric,
+            HcaConfig::numbered(index.into()),
+        )));
     }
     for index in 0..gpus {
         functions.push(Arc::new(Gpu::new(index, referee.clone())?));

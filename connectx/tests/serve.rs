@@ -191,3 +191,45 @@ fn the_control_client_prints_tables_and_json() {
     assert_eq!(unknown.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&unknown.stderr).contains("no command \"fly\""));
 }
+
+#[test]
+fn explain_reads_dumps_and_tells_by_its_exit_status() {
+    let explain = |args: &[&str]| {
+        Command::new(CONNECTX)
+            .arg("explain")
+            .args(args)
+            .output()
+            .unwrap()
+    };
+    let list = explain(&["list"]);
+    assert!(
+        String::from_utf8_lossy(&list.stdout)
+            .lines()
+            .any(|line| line.starts_with("qpc "))
+    );
+    // A NOP of QP 7: one segment.
+    let good = explain(&[
+        "wqe",
+        "00 00 01 00",
+        "00 00 07 01",
+        "00 00 00 08",
+        "00000000",
+    ]);
+    assert_eq!(good.status.code(), Some(0));
+    let bad = explain(&[
+        "--json",
+        "wqe",
+        "00 00 01 7f",
+        "00 00 07 01",
+        "00 00 00 08",
+        "00000000",
+    ]);
+    assert_eq!(bad.status.code(), Some(3));
+    let json: serde_json::Value = serde_json::from_slice(&bad.stdout).unwrap();
+    assert!(json["problems"][0].as_str().unwrap().contains("opcode"));
+    for args in [&["wqe", "xyz"][..], &["nonsense", "00"]] {
+        let output = explain(args);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(output.stderr.starts_with(b"connectx: "));
+    }
+}

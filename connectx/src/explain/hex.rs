@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Reads hex dumps as tools print them: the kernel's log, `hexdump -C`, `xxd`, `od -t x1`, words of rdma-core's messages.
+
+/// The bytes of a dump. Words of several bytes are taken as they are written, first digit first.
+pub fn parse(text: &str) -> Result<Vec<u8>, String> {
+    let mut bytes = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        for word in content(line).split_whitespace() {
+            let digits = word.strip_prefix("0x").unwrap_or(word);
+            let pairs = digits.as_bytes().chunks(2);
+            let parsed: Option<Vec<u8>> = pairs
+                .map(|pair| Some(pair).filter(|pair| pair.len() == 2).and_then(byte))
+                .collect();
+            let parsed = parsed.ok_or_else(|| {
+                format!(
+                    "line {}: {word:?} is no whole number of bytes in hexadecimal",
+                    number + 1
+                )
+            })?;
+            bytes.extend(parsed);
+        }
+    }
+    if bytes.is_empty() {
+        Err("no bytes given".into())
+    } else {
+        Ok(bytes)
+    }
+}
+
+fn byte(pair: &[u8]) -> Option<u8> {
+    let digit = |c: u8| char::from(c).to_digit(16);
+    u8::try_from((digit(pair[0])? << 4) | digit(pair[1])?).ok()
+}
+
+fn is_offset(word: &str) -> bool {
+    word.len() >= 4 && word.bytes().all(|c| c.is_ascii_hexdigit())
+}
+
+/// A line without its offset and its column of text.
+fn content(line: &str) -> &str {
+    // hexdump -C: "00000000  00 11 …  22 33 …  |text|", and a last line with the offset alone.
+    if let Some((before, _)) = line.split_once('|') {
+        return before
+            .trim_start()
+            .split_once(' ')
+            .map_or("", |(_, bytes)| bytes);
+    }
+    // The kernel and xxd: "…00000000: 00 11 22 …  text".
+    if let Some((before, after)) = line.split_once(": ") {
+        let offset = before.rsplit(' ').next().unwrap_or(before);
+        if is_offset(offset) {
+            let after = after.trim_start();
+            return after.split_once("  ").map_or(after, |(bytes, _)| bytes);
+        }
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse;
+
+    #[test]
+    fn dumps_of_common_tools() {
+        let want = b"\x00\x11\xfe\xff";
+        for text in [
+            "0011feff",
+            "00 11 FE ff\n",
+            "0x0011feff",
+            "0011 feff",
+            "00000000: 00 11 fe ff",
+            "[   12.345678] 00000000: 00 11 fe ff",
+            "00000000: 0011 feff                                ....",
+            "00000000  00 11 fe ff                                       |....|\n",
+            "0011fe\nff\n",
+        ] {
+            assert_eq!(parse(text).as_deref(), Ok(&want[..]), "{text}");
+        }
+    }
+
+    #[test]
+    fn anything_else_is_named() {
+        for (text, word) in [
+            ("00 1", "\"1\""),
+            ("00\n0g", "line 2: \"0g\""),
+            ("hello", "\"hello\""),
+            ("", "no bytes"),
+            ("é", "\"é\""),
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(error.contains(word), "{error}");
+        }
+    }
+}
