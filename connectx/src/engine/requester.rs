@@ -237,7 +237,10 @@ pub fn run(device: &mut Device, qp: &mut Qp, budget: &mut Budget, now: Instant) 
         match step(device, qp, now) {
             Step::Sent(bytes) => budget.spend(bytes),
             Step::Local => budget.spend(0),
-            Step::Wait => return false,
+            Step::Wait => {
+                complete(device, qp);
+                return false;
+            }
         }
     }
 }
