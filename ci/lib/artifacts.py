@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Reads cargo's JSON messages; prints DESTINATION<tab>PATH for each artefact that the guest needs."""
+
+import json
+import os
+import sys
+
+FOLDERS = {"bin": "bin", "example": "bin", "test": "tests", "cdylib": "lib"}
+
+for line in sys.stdin:
+    message = json.loads(line)
+    if message.get("reason") != "compiler-artifact":
+        continue
+    target = message["target"]
+    folder = FOLDERS.get(target["kind"][0])
+    if "cdylib" in target["kind"]:
+        for path in message["filenames"]:
+            if path.endswith(".so"):
+                print(f"lib/{os.path.basename(path)}\t{path}")
+    elif folder and message.get("executable"):
+        print(f"{folder}/{target['name']}\t{message['executable']}")

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+# shellcheck shell=bash
+#
+# Builds the checkout inside the root file system. Needs enter_setup.
+
+# In CI the lock file is what was committed, or the build fails.
+CARGO_LOCKED=()
+[[ -z ${CI:-} ]] || CARGO_LOCKED=(--locked)
+readonly CARGO_LOCKED
+
+# Builds all programs, libraries and VM tests, or those of the packages in IBGDA_PACKAGES. ARTIFACTS is the list of what
+# the guest needs: lines of DESTINATION<tab>PATH.
+build_programs() {
+    local list packages=() package tests=no
+    list=$(mktemp)
+    if [[ -n ${IBGDA_PACKAGES:-} ]]; then
+        for package in $IBGDA_PACKAGES; do
+            if [[ $package == ibgda-vmtests ]]; then tests=yes; else packages+=(-p "$package"); fi
+        done
+    else
+        packages=(--workspace --exclude ibgda-vmtests)
+        tests=yes
+    fi
+    quiet_step "cargo build" cargo_artifacts "$list" build "${packages[@]}" --lib --bins --examples
+    [[ $tests == no ]] || quiet_step "cargo build of the VM tests" cargo_artifacts "$list" test --no-run -p ibgda-vmtests --tests
+    ARTIFACTS=$(sort -u "$list")
+    rm -f "$list"
+}
+
+cargo_artifacts() {
+    local list=$1
+    shift
+    # The messages of the compiler go to the log as text.
+    in_rootfs cargo "$@" "${CARGO_LOCKED[@]}" --message-format=json-render-diagnostics |
+        in_rootfs python3 -I /src/ci/lib/artifacts.py >>"$list"
+}

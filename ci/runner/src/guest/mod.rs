@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The guest's side.
+
+mod command;
+mod kernel_log;
+mod mounts;
+mod pci;
+mod ports;
+mod ready;
+
+use std::io::BufReader;
+use std::sync::Arc;
+use std::{fs, thread};
+
+use anyhow::{Context, Result, bail};
+
+use crate::protocol::{Report, Request, Start, port, receive, send};
+use kernel_log::KernelLog;
+
+/// Runs as the guest's first process. It never returns: the host ends the guest, and if it does not, the kernel panics
+/// when this process ends, which the host sees too.
+pub fn run() -> ! {
+    if let Err(error) = serve() {
+        // There may be no port to say it on; the console always is.
+        eprintln!("ibgda-vm-agent: {error:#}");
+        let _ = fs::write("/dev/kmsg", format!("ibgda-vm-agent: {error:#}\n"));
+        std::process::exit(1);
+    }
+    loop {
+        thread::park();
+    }
+}
+
+fn serve() -> Result<()> {
+    mounts::base()?;
+    ports::link_all(&[port::CONTROL, port::STDOUT, port::STDERR, port::KERNEL])?;
+    let mut control = ports::open(port::CONTROL)?;
+    let mut requests = BufReader::new(control.try_clone()?);
+    send(&mut control, &Report::Booted)?;
+    let kernel_log = KernelLog::stream(ports::open(port::KERNEL)?)?;
+
+    let start = match receive(&mut requests)? {
+        Some(Request::Start(start)) => start,
+        other => bail!("the host's first request is {other:?}, not the command to run"),
+    };
+    thread::spawn(move || obey(requests));
+
+    let devices = match ready::prepare(&start) {
+        Ok(devices) => devices,
+        Err(error) => {
+            kernel_log.flush();
+            send(&mut control, &Report::Failed(format!("{error:#}")))?;
+            return Ok(());
+        }
+    };
+    send(&mut control, &Report::Ready)?;
+    let report = run_command(&start, &devices, &kernel_log)?;
+    send(&mut control, &report)?;
+    Ok(())
+}
+
+fn run_command(start: &Start, devices: &pci::Devices, kernel_log: &Arc<KernelLog>) -> Result<Report> {
+    let stdout = ports::open(port::STDOUT)?;
+    let stderr = ports::open(port::STDERR)?;
+    let ended = match command::run(&start.argv, devices, stdout, stderr) {
+        Ok(ended) => ended,
+        Err(error) => return Ok(Report::CannotRun(format!("{error:#}"))),
+    };
+    if start.share {
+        mounts::unmount_share().context("writing back the shared directory")?;
+    }
+    Ok(Report::Exited {
+        status: ended.status,
+        stdout: ended.stdout,
+        stderr: ended.stderr,
+        kernel: kernel_log.flush(),
+    })
+}
+
+/// Requests after the first.
+fn obey(mut requests: impl std::io::BufRead) {
+    while let Ok(Some(request)) = receive(&mut requests) {
+        match request {
+            Request::ShowBlocked => {
+                // All tasks that wait uninterruptibly, then what each CPU does.
+                let _ = fs::write("/proc/sysrq-trigger", "w");
+                let _ = fs::write("/proc/sysrq-trigger", "l");
+            }
+            Request::Start(_) => eprintln!("ibgda-vm-agent: asked to start a second command; ignored"),
+        }
+    }
+}

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The host's side: starts the model and QEMU, talks to the guest's agent, and says how it all ended.
+
+mod child;
+mod outcome;
+mod problems;
+mod qemu;
+mod session;
+mod streams;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+pub use outcome::Outcome;
+
+/// What to boot and what to run. All paths are those inside the root file system.
+#[derive(Debug, clap::Parser)]
+pub struct Options {
+    /// NIC functions.
+    #[arg(long)]
+    pub nics: usize,
+    /// Stand-in GPU functions.
+    #[arg(long)]
+    pub gpus: usize,
+    /// Put each GPU below a root port of its own, not below the NICs' switch.
+    #[arg(long)]
+    pub split: bool,
+    /// Load ibgda.ko in the guest.
+    #[arg(long)]
+    pub module: bool,
+    /// The guest's kernel.
+    #[arg(long)]
+    pub kernel: PathBuf,
+    /// Its initial root, which mounts the real one.
+    #[arg(long)]
+    pub initramfs: PathBuf,
+    /// The model's program.
+    #[arg(long)]
+    pub model: PathBuf,
+    /// A directory for the guest to read and write.
+    #[arg(long)]
+    pub share: Option<PathBuf>,
+    /// How long the command may run.
+    #[arg(long, value_parser = seconds)]
+    pub timeout: Duration,
+    /// Where logs are written.
+    #[arg(long)]
+    pub log: PathBuf,
+    /// What the user knows the log directory as; nothing if it goes away.
+    #[arg(long)]
+    pub log_name: Option<String>,
+    /// For sockets; must be empty.
+    #[arg(long)]
+    pub run_dir: PathBuf,
+    /// The command and its arguments.
+    #[arg(last = true, required = true)]
+    pub command: Vec<OsString>,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    text.parse().map(Duration::from_secs).map_err(|error| error.to_string())
+}
+
+/// Runs it all, says on standard error what went wrong if anything did, and returns the exit status.
+pub fn run(options: &Options) -> ExitCode {
+    let outcome = session::run(options).unwrap_or_else(|error| Outcome::Harness(format!("{error:#}")));
+    outcome.explain(options);
+    problems::report(options);
+    ExitCode::from(outcome.status())
+}
