@@ -58,7 +58,11 @@ pub(super) fn query_issi(device: &mut Device, _: &Request<'_>) -> Result<Reply, 
 pub(super) fn set_issi(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {
     let issi = set_issi_in::current_issi.get(request.input);
     if issi > MAX_ISSI {
-        return Err(Reject::param("current_issi", issi, "an ISSI that QUERY_ISSI lists"));
+        return Err(Reject::param(
+            "current_issi",
+            issi,
+            "an ISSI that QUERY_ISSI lists",
+        ));
     }
     device.issi = issi as u16;
     Ok(ok(16))
@@ -74,7 +78,15 @@ pub(super) fn query_hca_cap(device: &mut Device, request: &Request<'_>) -> Resul
             atomic = device.caps.atomic();
             &atomic
         }
-        kind => return Err(Reject::new(Status::BadParam, "op_mod", kind, "a capability type that the device has", super::IFC)),
+        kind => {
+            return Err(Reject::new(
+                Status::BadParam,
+                "op_mod",
+                kind,
+                "a capability type that the device has",
+                super::IFC,
+            ));
+        }
     };
     let mut out = ok(query_hca_cap_out::SIZE);
     query_hca_cap_out::capability.bytes_mut(&mut out)[..caps.len()].copy_from_slice(caps);
@@ -91,10 +103,17 @@ pub(super) fn set_hca_cap(device: &mut Device, request: &Request<'_>) -> Result<
         }
         ATOMIC => {
             let given = set_hca_cap_in::capability.tail(request.input);
-            device.caps.atomic_host_order = atomic_caps::atomic_req_8B_endianness_mode.get(given) == 1;
+            device.caps.atomic_host_order =
+                atomic_caps::atomic_req_8B_endianness_mode.get(given) == 1;
             Ok(ok(16))
         }
-        kind => Err(Reject::new(Status::BadParam, "op_mod", kind, "a capability type that the device has", super::IFC)),
+        kind => Err(Reject::new(
+            Status::BadParam,
+            "op_mod",
+            kind,
+            "a capability type that the device has",
+            super::IFC,
+        )),
     }
 }
 

@@ -105,13 +105,18 @@ impl Capabilities {
         for (field, value) in values {
             field.set(&mut general, value);
         }
-        Self { max: general.clone(), current: general, atomic_host_order: false }
+        Self {
+            max: general.clone(),
+            current: general,
+            atomic_host_order: false,
+        }
     }
 
     /// Capabilities of atomics: compare-swap and fetch-add on 8 bytes.
     pub fn atomic(&self) -> Vec<u8> {
         let mut caps = vec![0; atomic_caps::SIZE];
-        atomic_caps::atomic_req_8B_endianness_mode.set(&mut caps, u64::from(self.atomic_host_order));
+        atomic_caps::atomic_req_8B_endianness_mode
+            .set(&mut caps, u64::from(self.atomic_host_order));
         // Bits of atomic_operations: 0 compare-swap, 1 fetch-add, 2 masked compare-swap, 3 masked fetch-add; sizes in bytes, one bit each.
         atomic_caps::supported_atomic_req_8B_endianness_mode_1.set(&mut caps, 1);
         atomic_caps::atomic_operations.set(&mut caps, 0b11);

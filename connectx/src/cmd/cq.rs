@@ -14,7 +14,11 @@ fn entry_size(context: &[u8]) -> Result<u64, Reject> {
     match cqc::cqe_sz.get(context) {
         0 => Ok(64),
         1 => Ok(128),
-        other => Err(Reject::param("cqe_sz", other, "0 for 64-byte or 1 for 128-byte entries")),
+        other => Err(Reject::param(
+            "cqe_sz",
+            other,
+            "0 for 64-byte or 1 for 128-byte entries",
+        )),
     }
 }
 
@@ -23,14 +27,21 @@ pub(super) fn create_cq(device: &mut Device, request: &Request<'_>) -> Result<Re
     let context = create_cq_in::cqc.bytes(input);
     let log_size = cqc::log_cq_size.get32(context);
     if log_size > Capabilities::LOG_MAX_CQ_SIZE {
-        return Err(Reject::param("log_cq_size", log_size, "at most log_max_cq_sz"));
+        return Err(Reject::param(
+            "log_cq_size",
+            log_size,
+            "at most log_max_cq_sz",
+        ));
     }
     let eqn = cqc::c_eqn.get32(context);
     if device.eqs.get(eqn).is_none() {
         return Err(Reject::absent("c_eqn", eqn));
     }
     let uar_page = cqc::uar_page.get32(context);
-    let uar = device.uars.get(uar_page).ok_or(Reject::absent("uar_page", uar_page))?;
+    let uar = device
+        .uars
+        .get(uar_page)
+        .ok_or(Reject::absent("uar_page", uar_page))?;
     request.check_owner("uar_page", uar_page, uar.uid)?;
     let entry = entry_size(context)?;
     let umem = when(create_cq_in::cq_umem_valid, input, create_cq_in::cq_umem_id);
@@ -64,7 +75,10 @@ pub(super) fn create_cq(device: &mut Device, request: &Request<'_>) -> Result<Re
         context: context.to_vec(),
         umems: umems.clone(),
     };
-    let cqn = device.cqs.insert(cq).ok_or(Reject::full("cqn", device.cqs.len()))?;
+    let cqn = device
+        .cqs
+        .insert(cq)
+        .ok_or(Reject::full("cqn", device.cqs.len()))?;
     add_refs(device, eqn, uar_page, &umems);
     Ok(ok_object(cqn))
 }
@@ -135,14 +149,24 @@ pub(super) fn query_cq(device: &mut Device, request: &Request<'_>) -> Result<Rep
 /// Changes moderation; the model sends each event at once, which every moderation permits. Resizing is another matter.
 pub(super) fn modify_cq(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {
     /// `MLX5_CQ_MODIFY_PERIOD | MLX5_CQ_MODIFY_COUNT | MLX5_CQ_MODIFY_PERIOD_MODE`, `include/linux/mlx5/cq.h`.
-    const MODERATION: u64 = 1 << 0 | 1 << 1 | 1 << 4;
+    const MODERATION: u64 = (1 << 0) | (1 << 1) | (1 << 4);
     let op_mod = request.op_mod();
     if op_mod != 0 {
-        return Err(Reject::new(Status::BadOp, "op_mod", op_mod, "resizing needs capability cq_resize, which is 0", IFC));
+        return Err(Reject::new(
+            Status::BadOp,
+            "op_mod",
+            op_mod,
+            "resizing needs capability cq_resize, which is 0",
+            IFC,
+        ));
     }
     let select = modify_cq_in::field_select.get(request.input);
     if select & !MODERATION != 0 {
-        return Err(Reject::param("field_select", select, "only moderation can be modified"));
+        return Err(Reject::param(
+            "field_select",
+            select,
+            "only moderation can be modified",
+        ));
     }
     let given = modify_cq_in::cqc.bytes(request.input).to_vec();
     let (_, cq) = named(device, request)?;

@@ -26,7 +26,11 @@ pub(super) fn create_eq(device: &mut Device, request: &Request<'_>) -> Result<Re
     let context = create_eq_in::eqc.bytes(request.input);
     let log_size = eqc::log_eq_size.get32(context);
     if log_size > Capabilities::LOG_MAX_EQ_SIZE {
-        return Err(Reject::param("log_eq_size", log_size, "at most log_max_eq_sz"));
+        return Err(Reject::param(
+            "log_eq_size",
+            log_size,
+            "at most log_max_eq_sz",
+        ));
     }
     let vector = eqc::intr.get(context) as u16;
     if vector >= VECTORS {
@@ -45,7 +49,10 @@ pub(super) fn create_eq(device: &mut Device, request: &Request<'_>) -> Result<Re
     let buffer = place(device, request, &placement, (eqe::SIZE as u64) << log_size)?;
     let mut mask = [0; 4];
     // event_bitmask[0] covers the events 0 to 63, event_bitmask[3] 192 to 255.
-    for (word, bits) in mask.iter_mut().zip(be64_list(create_eq_in::event_bitmask.bytes(request.input))) {
+    for (word, bits) in mask
+        .iter_mut()
+        .zip(be64_list(create_eq_in::event_bitmask.bytes(request.input)))
+    {
         *word = bits;
     }
     let eq = Eq {
@@ -61,7 +68,10 @@ pub(super) fn create_eq(device: &mut Device, request: &Request<'_>) -> Result<Re
         overrun: false,
         context: context.to_vec(),
     };
-    let eqn = device.eqs.insert(eq).ok_or(Reject::full("eq_number", device.eqs.len()))?;
+    let eqn = device
+        .eqs
+        .insert(eq)
+        .ok_or(Reject::full("eq_number", device.eqs.len()))?;
     add_uar_ref(device, uar_page);
     let mut out = ok(create_eq_out::SIZE);
     create_eq_out::eq_number.set(&mut out, u64::from(eqn));
@@ -77,7 +87,10 @@ fn add_uar_ref(device: &mut Device, uar_page: u32) {
 pub(super) fn destroy_eq(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {
     driver_only(request)?;
     let eqn = destroy_eq_in::eq_number.get32(request.input);
-    let eq = device.eqs.get(eqn).ok_or(Reject::absent("eq_number", eqn))?;
+    let eq = device
+        .eqs
+        .get(eqn)
+        .ok_or(Reject::absent("eq_number", eqn))?;
     if eq.refs > 0 {
         return Err(Reject::busy("eq_number", eqn));
     }
@@ -91,7 +104,10 @@ pub(super) fn destroy_eq(device: &mut Device, request: &Request<'_>) -> Result<R
 
 pub(super) fn query_eq(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {
     let eqn = destroy_eq_in::eq_number.get32(request.input);
-    let eq = device.eqs.get(eqn).ok_or(Reject::absent("eq_number", eqn))?;
+    let eq = device
+        .eqs
+        .get(eqn)
+        .ok_or(Reject::absent("eq_number", eqn))?;
     let mut out = ok(query_eq_out::SIZE);
     let context = query_eq_out::eqc.bytes_mut(&mut out);
     context.copy_from_slice(&eq.context);

@@ -45,13 +45,21 @@ pub(crate) fn key_entries(list: &[u8]) -> Vec<KeyEntry> {
         .collect()
 }
 
-fn translation(device: &Device, request: &Request<'_>, context: &[u8]) -> Result<Translation, Reject> {
+fn translation(
+    device: &Device,
+    request: &Request<'_>,
+    context: &[u8],
+) -> Result<Translation, Reject> {
     let input = request.input;
     let octowords = create_mkey_in::translations_octword_actual_size.get(input);
     if octowords > MAX_OCTOWORDS {
-        return Err(Reject::param("translations_octword_actual_size", octowords, "at most 2^23"));
+        return Err(Reject::param(
+            "translations_octword_actual_size",
+            octowords,
+            "at most 2^23",
+        ));
     }
-    match mkc::access_mode_4_2.get(context) << 2 | mkc::access_mode_1_0.get(context) {
+    match (mkc::access_mode_4_2.get(context) << 2) | mkc::access_mode_1_0.get(context) {
         mode::PA => Ok(Translation::Physical),
         _ if mkc::free.is_set(context) => Ok(Translation::None),
         mode::MTT => page_translation(device, request, context),
@@ -71,7 +79,11 @@ fn translation(device: &Device, request: &Request<'_>, context: &[u8]) -> Result
     }
 }
 
-fn page_translation(device: &Device, request: &Request<'_>, context: &[u8]) -> Result<Translation, Reject> {
+fn page_translation(
+    device: &Device,
+    request: &Request<'_>,
+    context: &[u8],
+) -> Result<Translation, Reject> {
     let input = request.input;
     // For MTTs the context counts single bytes: the field is the whole log, not one above 4 KiB.
     let log_size = mkc::log_page_size.get32(context);
@@ -81,21 +93,45 @@ fn page_translation(device: &Device, request: &Request<'_>, context: &[u8]) -> R
     let start = mkc::start_addr.get(context);
     let len = mkc::len.get(context);
     if mkc::length64.is_set(context) || start.checked_add(len).is_none() {
-        return Err(Reject::param("len", len, "the range ends within the address space"));
+        return Err(Reject::param(
+            "len",
+            len,
+            "the range ends within the address space",
+        ));
     }
     let within = start & ((1 << log_size) - 1);
-    let Some(id) = when(create_mkey_in::mkey_umem_valid, input, create_mkey_in::mkey_umem_id) else {
+    let Some(id) = when(
+        create_mkey_in::mkey_umem_valid,
+        input,
+        create_mkey_in::mkey_umem_id,
+    ) else {
         let pages = listed_pages(create_mkey_in::pas.tail(input), log_size, within, len)?;
-        return Ok(Translation::Pages { pages, page_offset: within });
+        return Ok(Translation::Pages {
+            pages,
+            page_offset: within,
+        });
     };
-    let umem = device.umems.get(id).ok_or(Reject::absent("mkey_umem_id", id))?;
+    let umem = device
+        .umems
+        .get(id)
+        .ok_or(Reject::absent("mkey_umem_id", id))?;
     request.check_owner("mkey_umem_id", id, umem.uid)?;
     let offset = create_mkey_in::mkey_umem_offset.get(input);
     if offset.checked_add(len).is_none_or(|end| end > umem.len) {
-        return Err(Reject::param("mkey_umem_offset", offset, "the range lies within the UMEM"));
+        return Err(Reject::param(
+            "mkey_umem_offset",
+            offset,
+            "the range lies within the UMEM",
+        ));
     }
-    let pages = Pages { addresses: umem.pages.addresses.clone(), log_size: umem.pages.log_size };
-    Ok(Translation::Pages { pages, page_offset: umem.page_offset + offset })
+    let pages = Pages {
+        addresses: umem.pages.addresses.clone(),
+        log_size: umem.pages.log_size,
+    };
+    Ok(Translation::Pages {
+        pages,
+        page_offset: umem.page_offset + offset,
+    })
 }
 
 pub(super) fn create_mkey(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {
@@ -103,8 +139,15 @@ pub(super) fn create_mkey(device: &mut Device, request: &Request<'_>) -> Result<
     let pd = mkc::pd.get32(context);
     let owner = device.pds.get(pd).ok_or(Reject::absent("pd", pd))?;
     request.check_owner("pd", pd, owner.uid)?;
-    if request.uid() != 0 && mkc::access_mode_1_0.get(context) == mode::PA && mkc::access_mode_4_2.get(context) == 0 {
-        return Err(Reject::param("access_mode", mode::PA, "only the driver may address memory without translation"));
+    if request.uid() != 0
+        && mkc::access_mode_1_0.get(context) == mode::PA
+        && mkc::access_mode_4_2.get(context) == 0
+    {
+        return Err(Reject::param(
+            "access_mode",
+            mode::PA,
+            "only the driver may address memory without translation",
+        ));
     }
     let translation = translation(device, request, context)?;
     let key = Mkey {
@@ -120,7 +163,10 @@ pub(super) fn create_mkey(device: &mut Device, request: &Request<'_>) -> Result<
         capacity: mkc::translations_octword_size.get32(context),
         qpn: None,
     };
-    let index = device.mkeys.insert(key).ok_or(Reject::full("mkey_index", device.mkeys.len()))?;
+    let index = device
+        .mkeys
+        .insert(key)
+        .ok_or(Reject::full("mkey_index", device.mkeys.len()))?;
     if let Some(pd) = device.pds.get_mut(pd) {
         pd.refs += 1;
     }
@@ -129,7 +175,10 @@ pub(super) fn create_mkey(device: &mut Device, request: &Request<'_>) -> Result<
 
 pub(super) fn query_mkey(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {
     let index = request.object();
-    let key = device.mkeys.get(index).ok_or(Reject::absent("mkey_index", index))?;
+    let key = device
+        .mkeys
+        .get(index)
+        .ok_or(Reject::absent("mkey_index", index))?;
     request.check_owner("mkey_index", index, key.uid)?;
     let mut out = ok(query_mkey_out::SIZE);
     let context = query_mkey_out::mkc.bytes_mut(&mut out);
@@ -140,7 +189,10 @@ pub(super) fn query_mkey(device: &mut Device, request: &Request<'_>) -> Result<R
 
 pub(super) fn destroy_mkey(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {
     let index = request.object();
-    let key = device.mkeys.get(index).ok_or(Reject::absent("mkey_index", index))?;
+    let key = device
+        .mkeys
+        .get(index)
+        .ok_or(Reject::absent("mkey_index", index))?;
     request.check_owner("mkey_index", index, key.uid)?;
     if let Some(key) = device.mkeys.remove(index) {
         if let Some(pd) = device.pds.get_mut(key.pd) {

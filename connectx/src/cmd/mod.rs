@@ -72,7 +72,13 @@ impl Request<'_> {
         if uid == 0 || owner == uid || owner == SHARED_UID {
             return Ok(());
         }
-        Err(Reject::new(Status::BadResource, field, number, "an object is used by its owner's uid only", PRM))
+        Err(Reject::new(
+            Status::BadResource,
+            field,
+            number,
+            "an object is used by its owner's uid only",
+            PRM,
+        ))
     }
 }
 
@@ -108,23 +114,53 @@ pub struct Reject {
 
 impl Reject {
     /// A rejection.
-    pub fn new(status: Status, field: &'static str, value: impl Into<u64>, rule: &'static str, source: &'static str) -> Self {
-        Self { status, field, value: value.into(), rule, source }
+    pub fn new(
+        status: Status,
+        field: &'static str,
+        value: impl Into<u64>,
+        rule: &'static str,
+        source: &'static str,
+    ) -> Self {
+        Self {
+            status,
+            field,
+            value: value.into(),
+            rule,
+            source,
+        }
     }
 
     /// An object that does not exist.
     fn absent(field: &'static str, number: u32) -> Self {
-        Self::new(Status::BadResource, field, number, "the object must exist", PRM)
+        Self::new(
+            Status::BadResource,
+            field,
+            number,
+            "the object must exist",
+            PRM,
+        )
     }
 
     /// An object that others still refer to.
     fn busy(field: &'static str, number: u32) -> Self {
-        Self::new(Status::BadResourceState, field, number, "an object is destroyed after all that refer to it", PRM)
+        Self::new(
+            Status::BadResourceState,
+            field,
+            number,
+            "an object is destroyed after all that refer to it",
+            PRM,
+        )
     }
 
     /// No free number of a kind.
     fn full(field: &'static str, limit: usize) -> Self {
-        Self::new(Status::Limit, field, limit as u64, "no more objects of a kind than the capability says", IFC)
+        Self::new(
+            Status::Limit,
+            field,
+            limit as u64,
+            "no more objects of a kind than the capability says",
+            IFC,
+        )
     }
 
     /// A value out of range.
@@ -134,7 +170,10 @@ impl Reject {
 
     /// The syndrome that tells rules apart: a hash of the rule and field, as firmware has a number per check.
     fn syndrome(&self) -> u32 {
-        let hash = |seed: u32, text: &str| text.bytes().fold(seed, |h, b| (h ^ u32::from(b)).wrapping_mul(0x0100_0193));
+        let hash = |seed: u32, text: &str| {
+            text.bytes()
+                .fold(seed, |h, b| (h ^ u32::from(b)).wrapping_mul(0x0100_0193))
+        };
         hash(hash(0x811c_9dc5, self.field), self.rule) & 0xff_ffff
     }
 
@@ -247,10 +286,19 @@ pub fn execute(device: &mut Device, request: &Request<'_>) -> Reply {
             let number = request.opcode();
             device.referee.refuse(Refusal {
                 function: device.name.clone(),
-                object: format!("cmd {} ({number:#x}) uid {}", opcode::name(number).unwrap_or("unknown"), request.uid()),
+                object: format!(
+                    "cmd {} ({number:#x}) uid {}",
+                    opcode::name(number).unwrap_or("unknown"),
+                    request.uid()
+                ),
                 field: reject.field.into(),
                 value: format!("{:#x}", reject.value),
-                rule: format!("{} (status {:?}, syndrome {:#x})", reject.rule, reject.status, reject.syndrome()),
+                rule: format!(
+                    "{} (status {:?}, syndrome {:#x})",
+                    reject.rule,
+                    reject.status,
+                    reject.syndrome()
+                ),
                 source: reject.source.into(),
             });
             reject.reply()
@@ -261,27 +309,54 @@ pub fn execute(device: &mut Device, request: &Request<'_>) -> Reply {
 /// What every command must satisfy.
 fn check(device: &Device, request: &Request<'_>) -> Result<&'static Command, Reject> {
     let opcode = request.opcode();
-    let command = COMMANDS.iter().find(|c| c.opcode == opcode).ok_or(Reject::new(
-        Status::BadOp,
-        "opcode",
-        opcode,
-        "a command that the device has",
-        IFC,
-    ))?;
+    let command = COMMANDS
+        .iter()
+        .find(|c| c.opcode == opcode)
+        .ok_or(Reject::new(
+            Status::BadOp,
+            "opcode",
+            opcode,
+            "a command that the device has",
+            IFC,
+        ))?;
     let uid = request.uid();
     if uid != 0 && !command.user {
-        return Err(Reject::new(Status::BadOp, "uid", uid, "only the driver may send this command", PRM));
+        return Err(Reject::new(
+            Status::BadOp,
+            "uid",
+            uid,
+            "only the driver may send this command",
+            PRM,
+        ));
     }
     if uid != 0 && uid != SHARED_UID && device.uctxs.get(u32::from(uid)).is_none() {
-        return Err(Reject::new(Status::BadResource, "uid", uid, "a uid is one that CREATE_UCTX gave", PRM));
+        return Err(Reject::new(
+            Status::BadResource,
+            "uid",
+            uid,
+            "a uid is one that CREATE_UCTX gave",
+            PRM,
+        ));
     }
     if request.input.len() < command.len.0 {
         let len = request.input.len() as u64;
-        return Err(Reject::new(Status::BadInputLength, "inlen", len, "the input holds the command's fixed part", IFC));
+        return Err(Reject::new(
+            Status::BadInputLength,
+            "inlen",
+            len,
+            "the input holds the command's fixed part",
+            IFC,
+        ));
     }
     if request.output_len < command.len.1 {
         let len = request.output_len as u64;
-        return Err(Reject::new(Status::BadOutputLength, "outlen", len, "the output has room for the answer", IFC));
+        return Err(Reject::new(
+            Status::BadOutputLength,
+            "outlen",
+            len,
+            "the output has room for the answer",
+            IFC,
+        ));
     }
     if device.phase < command.phase {
         return Err(Reject::new(
@@ -303,9 +378,16 @@ fn listed_pages(list: &[u8], log_page_size: u32, start: u64, len: u64) -> Result
         .map(|entry| entry & !((1 << log_page_size) - 1))
         .collect();
     if (addresses.len() as u64) < pages {
-        return Err(Reject::param("pas", addresses.len() as u64, "the page list covers the queue"));
+        return Err(Reject::param(
+            "pas",
+            addresses.len() as u64,
+            "the page list covers the queue",
+        ));
     }
-    Ok(Pages { addresses: addresses.into(), log_size: log_page_size })
+    Ok(Pages {
+        addresses: addresses.into(),
+        log_size: log_page_size,
+    })
 }
 
 /// Where a queue lies, as its context says.
@@ -321,7 +403,12 @@ struct Placement<'a> {
 }
 
 /// Finds the memory of a queue of `len` bytes.
-fn place(device: &Device, request: &Request<'_>, placement: &Placement<'_>, len: u64) -> Result<Buffer, Reject> {
+fn place(
+    device: &Device,
+    request: &Request<'_>,
+    placement: &Placement<'_>,
+    len: u64,
+) -> Result<Buffer, Reject> {
     if len == 0 {
         return Ok(Buffer::empty());
     }
@@ -333,26 +420,56 @@ fn place(device: &Device, request: &Request<'_>, placement: &Placement<'_>, len:
         return start
             .filter(|_| fits)
             .and_then(|start| Buffer::new(umem.pages.clone(), start, len))
-            .ok_or(Reject::param("umem_offset", offset, "the queue lies within its UMEM"));
+            .ok_or(Reject::param(
+                "umem_offset",
+                offset,
+                "the queue lies within its UMEM",
+            ));
     }
     let log_page_size = placement.log_page_size + 12;
     if log_page_size > 31 {
-        return Err(Reject::param("log_page_size", placement.log_page_size, "a page of a queue is at most 2 GiB"));
+        return Err(Reject::param(
+            "log_page_size",
+            placement.log_page_size,
+            "a page of a queue is at most 2 GiB",
+        ));
     }
     let start = placement.page_offset << (log_page_size - 6);
     let pages = listed_pages(placement.list, log_page_size, start, len)?;
-    Buffer::new(pages, start, len).ok_or(Reject::param("page_offset", placement.page_offset, "the queue lies within its pages"))
+    Buffer::new(pages, start, len).ok_or(Reject::param(
+        "page_offset",
+        placement.page_offset,
+        "the queue lies within its pages",
+    ))
 }
 
 /// Bus address of a doorbell record: as given, or by its offset in a UMEM.
-fn place_dbr(device: &Device, request: &Request<'_>, address: u64, umem: Option<u32>) -> Result<u64, Reject> {
+fn place_dbr(
+    device: &Device,
+    request: &Request<'_>,
+    address: u64,
+    umem: Option<u32>,
+) -> Result<u64, Reject> {
     if address % 8 != 0 {
-        return Err(Reject::param("dbr_addr", address, "a doorbell record is aligned to 8 bytes"));
+        return Err(Reject::param(
+            "dbr_addr",
+            address,
+            "a doorbell record is aligned to 8 bytes",
+        ));
     }
     let Some(id) = umem else { return Ok(address) };
-    let placement = Placement { list: &[], log_page_size: 0, page_offset: 0, umem: Some((id, address)) };
+    let placement = Placement {
+        list: &[],
+        log_page_size: 0,
+        page_offset: 0,
+        umem: Some((id, address)),
+    };
     let buffer = place(device, request, &placement, 8)?;
-    buffer.locate(0).map(|(addr, _)| addr).ok_or(Reject::param("dbr_addr", address, "the doorbell record lies within its UMEM"))
+    buffer.locate(0).map(|(addr, _)| addr).ok_or(Reject::param(
+        "dbr_addr",
+        address,
+        "the doorbell record lies within its UMEM",
+    ))
 }
 
 /// A field that is `Some` when a valid bit is set.
@@ -368,17 +485,33 @@ mod tests {
     fn opcodes_are_listed_once_and_have_names() {
         for (i, command) in COMMANDS.iter().enumerate() {
             assert!(opcode::name(command.opcode).is_some());
-            assert!(COMMANDS[..i].iter().all(|c| c.opcode != command.opcode), "{:#x} twice", command.opcode);
+            assert!(
+                COMMANDS[..i].iter().all(|c| c.opcode != command.opcode),
+                "{:#x} twice",
+                command.opcode
+            );
         }
     }
 
     #[test]
     fn a_queue_starts_at_sixty_fourths_of_a_page() {
         let list = [0x10_0000u64, 0x20_0000].map(u64::to_be_bytes).concat();
-        let device = Device::new("t".into(), crate::wire::port::Port::test(), Default::default());
-        let request = Request { input: &[0; 16], output_len: 16 };
+        let device = Device::new(
+            "t".into(),
+            crate::wire::port::Port::test(),
+            Default::default(),
+        );
+        let request = Request {
+            input: &[0; 16],
+            output_len: 16,
+        };
         let at = |page_offset, log_page_size, len| {
-            let placement = Placement { list: &list, log_page_size, page_offset, umem: None };
+            let placement = Placement {
+                list: &list,
+                log_page_size,
+                page_offset,
+                umem: None,
+            };
             place(&device, &request, &placement, len).map(|b| b.locate(0).unwrap().0)
         };
         assert_eq!(at(1, 0, 64), Ok(0x10_0040));

@@ -33,7 +33,11 @@ pub(super) fn attach(device: &mut Device, request: &Request<'_>) -> Result<Reply
 pub(super) fn detach(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {
     let member = membership(device, request)?;
     let place = device.multicast.iter().position(|m| *m == member);
-    let place = place.ok_or(Reject::param("qpn", member.1, "the queue pair is in the group"))?;
+    let place = place.ok_or(Reject::param(
+        "qpn",
+        member.1,
+        "the queue pair is in the group",
+    ))?;
     device.multicast.swap_remove(place);
     Ok(ok(16))
 }

@@ -26,7 +26,13 @@ pub(super) fn query_pages(_: &mut Device, request: &Request<'_>) -> Result<Reply
         op::BOOT => BOOT_PAGES,
         op::INIT => INIT_PAGES,
         op::REGULAR => 0,
-        other => return Err(Reject::param("op_mod", other, "1 boot, 2 init or 3 regular")),
+        other => {
+            return Err(Reject::param(
+                "op_mod",
+                other,
+                "1 boot, 2 init or 3 regular",
+            ));
+        }
     };
     let mut out = ok(query_pages_out::SIZE);
     query_pages_out::num_pages.set(&mut out, wanted);
@@ -36,14 +42,24 @@ pub(super) fn query_pages(_: &mut Device, request: &Request<'_>) -> Result<Reply
 pub(super) fn manage_pages(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {
     let count = manage_pages_in::input_num_entries.get(request.input);
     if count > MAX_AT_ONCE {
-        return Err(Reject::param("input_num_entries", count, "at most 65536 pages at once"));
+        return Err(Reject::param(
+            "input_num_entries",
+            count,
+            "at most 65536 pages at once",
+        ));
     }
     match request.op_mod() {
         op::CANNOT_GIVE => Ok(ok(16)),
         op::GIVE => {
-            let given: Vec<u64> = be64_list(manage_pages_in::pas.tail(request.input)).take(count as usize).collect();
+            let given: Vec<u64> = be64_list(manage_pages_in::pas.tail(request.input))
+                .take(count as usize)
+                .collect();
             if (given.len() as u64) < count {
-                return Err(Reject::param("input_num_entries", count, "the list has as many pages as it says"));
+                return Err(Reject::param(
+                    "input_num_entries",
+                    count,
+                    "the list has as many pages as it says",
+                ));
             }
             device.pages.extend(given);
             Ok(ok(16))
@@ -57,6 +73,10 @@ pub(super) fn manage_pages(device: &mut Device, request: &Request<'_>) -> Result
             out.extend(pages.iter().flat_map(|page| page.to_be_bytes()));
             Ok(out)
         }
-        other => Err(Reject::param("op_mod", other, "0 cannot give, 1 give or 2 take")),
+        other => Err(Reject::param(
+            "op_mod",
+            other,
+            "0 cannot give, 1 give or 2 take",
+        )),
     }
 }

@@ -21,7 +21,13 @@ enum Dummies {
     Refused,
 }
 
-fn check_cq(device: &Device, request: &Request<'_>, field: &'static str, cqn: u32, dummies: Dummies) -> Result<(), Reject> {
+fn check_cq(
+    device: &Device,
+    request: &Request<'_>,
+    field: &'static str,
+    cqn: u32,
+    dummies: Dummies,
+) -> Result<(), Reject> {
     let cq = device.cqs.get(cqn).ok_or(Reject::absent(field, cqn))?;
     if cq.uid == 0 && dummies == Dummies::Allowed {
         return Ok(());
@@ -30,31 +36,66 @@ fn check_cq(device: &Device, request: &Request<'_>, field: &'static str, cqn: u3
 }
 
 /// Checks what a new queue pair refers to.
-fn check_references(device: &Device, request: &Request<'_>, service: Service, decoded: &Decoded, sends: bool) -> Result<(), Reject> {
+fn check_references(
+    device: &Device,
+    request: &Request<'_>,
+    service: Service,
+    decoded: &Decoded,
+    sends: bool,
+) -> Result<(), Reject> {
     // A UMR queue pair works on keys of every domain; the driver names none.
     if service != Service::RegUmr {
-        let pd = device.pds.get(decoded.pd).ok_or(Reject::absent("pd", decoded.pd))?;
+        let pd = device
+            .pds
+            .get(decoded.pd)
+            .ok_or(Reject::absent("pd", decoded.pd))?;
         request.check_owner("pd", decoded.pd, pd.uid)?;
     }
     if sends {
-        let uar = device.uars.get(decoded.uar_page).ok_or(Reject::absent("uar_page", decoded.uar_page))?;
+        let uar = device
+            .uars
+            .get(decoded.uar_page)
+            .ok_or(Reject::absent("uar_page", decoded.uar_page))?;
         request.check_owner("uar_page", decoded.uar_page, uar.uid)?;
-        check_cq(device, request, "cqn_snd", decoded.cqn_send, Dummies::Refused)?;
+        check_cq(
+            device,
+            request,
+            "cqn_snd",
+            decoded.cqn_send,
+            Dummies::Refused,
+        )?;
     }
     // A UMR queue pair is never the target of anything, an XRC one receives into the SRQ that the packet names.
-    let receives_here = decoded.receive != ReceiveFrom::Nothing && !matches!(service, Service::RegUmr | Service::Xrc);
+    let receives_here = decoded.receive != ReceiveFrom::Nothing
+        && !matches!(service, Service::RegUmr | Service::Xrc);
     if receives_here {
-        check_cq(device, request, "cqn_rcv", decoded.cqn_receive, Dummies::Refused)?;
+        check_cq(
+            device,
+            request,
+            "cqn_rcv",
+            decoded.cqn_receive,
+            Dummies::Refused,
+        )?;
     }
     if let (ReceiveFrom::Shared(srqn), true) = (decoded.receive, receives_here) {
-        let srq = device.srqs.get(srqn).ok_or(Reject::absent("srqn_rmpn_xrqn", srqn))?;
+        let srq = device
+            .srqs
+            .get(srqn)
+            .ok_or(Reject::absent("srqn_rmpn_xrqn", srqn))?;
         request.check_owner("srqn_rmpn_xrqn", srqn, srq.uid)?;
         if srq.kind != SrqKind::Rmp && service != Service::Xrc && request.uid() != 0 {
-            return Err(Reject::param("srqn_rmpn_xrqn", srqn, "a receive memory pool serves queue pairs that are not XRC"));
+            return Err(Reject::param(
+                "srqn_rmpn_xrqn",
+                srqn,
+                "a receive memory pool serves queue pairs that are not XRC",
+            ));
         }
     }
     if service == Service::Xrc {
-        device.xrcds.get(decoded.xrcd).ok_or(Reject::absent("xrcd", decoded.xrcd))?;
+        device
+            .xrcds
+            .get(decoded.xrcd)
+            .ok_or(Reject::absent("xrcd", decoded.xrcd))?;
     }
     Ok(())
 }
@@ -88,23 +129,49 @@ pub(super) fn create_qp(device: &mut Device, request: &Request<'_>) -> Result<Re
     let input = request.input;
     let context = create_qp_in::qpc.bytes(input).to_vec();
     let st = qpc::st.get(&context);
-    let service = Service::from_number(st).ok_or(Reject::param("st", st, "a transport service that the device has"))?;
+    let service = Service::from_number(st).ok_or(Reject::param(
+        "st",
+        st,
+        "a transport service that the device has",
+    ))?;
     for (name, field, most) in [
-        ("log_sq_size", qpc::log_sq_size, Capabilities::LOG_MAX_QP_SIZE),
-        ("log_rq_size", qpc::log_rq_size, Capabilities::LOG_MAX_QP_SIZE),
+        (
+            "log_sq_size",
+            qpc::log_sq_size,
+            Capabilities::LOG_MAX_QP_SIZE,
+        ),
+        (
+            "log_rq_size",
+            qpc::log_rq_size,
+            Capabilities::LOG_MAX_QP_SIZE,
+        ),
         ("log_rq_stride", qpc::log_rq_stride, 5),
     ] {
         if field.get32(&context) > most {
-            return Err(Reject::param(name, field.get32(&context), "within the capability"));
+            return Err(Reject::param(
+                name,
+                field.get32(&context),
+                "within the capability",
+            ));
         }
     }
     let (mut queues, len) = WorkQueues::geometry(&context);
     let umem = when(create_qp_in::wq_umem_valid, input, create_qp_in::wq_umem_id);
     let dbr_umem = when(qpc::dbr_umem_valid, &context, qpc::dbr_umem_id);
     let has_queues = len > 0;
-    let dbr = if has_queues { place_dbr(device, request, qpc::dbr_addr.get(&context), dbr_umem)? } else { 0 };
+    let dbr = if has_queues {
+        place_dbr(device, request, qpc::dbr_addr.get(&context), dbr_umem)?
+    } else {
+        0
+    };
     let decoded = Decoded::from_context(&context, dbr);
-    check_references(device, request, service, &decoded, queues.log_send.is_some())?;
+    check_references(
+        device,
+        request,
+        service,
+        &decoded,
+        queues.log_send.is_some(),
+    )?;
     let placement = Placement {
         list: create_qp_in::pas.tail(input),
         log_page_size: qpc::log_page_size.get32(&context),
@@ -112,7 +179,11 @@ pub(super) fn create_qp(device: &mut Device, request: &Request<'_>) -> Result<Re
         umem: umem.map(|id| (id, create_qp_in::wq_umem_offset.get(input))),
     };
     queues.buffer = place(device, request, &placement, len)?;
-    let umems: Vec<u32> = if has_queues { umem.into_iter().chain(dbr_umem).collect() } else { Vec::new() };
+    let umems: Vec<u32> = if has_queues {
+        umem.into_iter().chain(dbr_umem).collect()
+    } else {
+        Vec::new()
+    };
     let qp = Box::new(Qp {
         number: 0,
         uid: request.uid(),
@@ -126,7 +197,10 @@ pub(super) fn create_qp(device: &mut Device, request: &Request<'_>) -> Result<Re
         responder: Responder::default(),
         scheduled: false,
     });
-    let qpn = device.qps.insert(qp).ok_or(Reject::full("qpn", device.qps.len()))?;
+    let qpn = device
+        .qps
+        .insert(qp)
+        .ok_or(Reject::full("qpn", device.qps.len()))?;
     if let Some(qp) = device.qps.get_mut(qpn) {
         qp.number = qpn;
     }
@@ -135,7 +209,10 @@ pub(super) fn create_qp(device: &mut Device, request: &Request<'_>) -> Result<Re
 }
 
 /// The queue pair that a command names, if its user may.
-fn named<'a>(device: &'a mut Device, request: &Request<'_>) -> Result<(u32, &'a mut Box<Qp>), Reject> {
+fn named<'a>(
+    device: &'a mut Device,
+    request: &Request<'_>,
+) -> Result<(u32, &'a mut Box<Qp>), Reject> {
     let qpn = request.object();
     let qp = device.qps.get_mut(qpn).ok_or(Reject::absent("qpn", qpn))?;
     request.check_owner("qpn", qpn, qp.uid)?;
@@ -145,7 +222,9 @@ fn named<'a>(device: &'a mut Device, request: &Request<'_>) -> Result<(u32, &'a 
 pub(super) fn destroy_qp(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {
     let (qpn, _) = named(device, request)?;
     if let Some(qp) = device.qps.remove(qpn) {
-        count(device, &qp.decoded, &qp.umems, |refs| refs.saturating_sub(1));
+        count(device, &qp.decoded, &qp.umems, |refs| {
+            refs.saturating_sub(1)
+        });
         device.multicast.retain(|(_, member)| *member != qpn);
     }
     Ok(ok(16))
@@ -154,7 +233,9 @@ pub(super) fn destroy_qp(device: &mut Device, request: &Request<'_>) -> Result<R
 pub(super) fn query_qp(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {
     let (_, qp) = named(device, request)?;
     let mut out = ok(query_qp_out::SIZE);
-    query_qp_out::qpc.bytes_mut(&mut out).copy_from_slice(&qp.query());
+    query_qp_out::qpc
+        .bytes_mut(&mut out)
+        .copy_from_slice(&qp.query());
     Ok(out)
 }
 
@@ -162,11 +243,23 @@ pub(super) fn modify_qp(device: &mut Device, request: &Request<'_>) -> Result<Re
     let command = request.opcode();
     let (qpn, qp) = named(device, request)?;
     let Some((starts, end)) = transition(command) else {
-        return Err(Reject::new(Status::BadOp, "opcode", command, "a transition of a queue pair", IFC));
+        return Err(Reject::new(
+            Status::BadOp,
+            "opcode",
+            command,
+            "a transition of a queue pair",
+            IFC,
+        ));
     };
     if !starts.contains(&qp.state) {
         let rule = "a transition starts in the state that its name says";
-        return Err(Reject::new(Status::BadQpState, "state", qp.state as u64, rule, PRM));
+        return Err(Reject::new(
+            Status::BadQpState,
+            "state",
+            qp.state as u64,
+            rule,
+            PRM,
+        ));
     }
     match end {
         State::Error => engine::to_error(device, qpn),
@@ -189,16 +282,31 @@ fn check_values(command: u16, service: Service, given: &[u8]) -> Result<(), Reje
     if command == opcode::INIT2RTR_QP && !service.is_datagram() && service != Service::RegUmr {
         let mtu = qpc::mtu.get(given);
         if !(1..=5).contains(&mtu) {
-            return Err(Reject::param("mtu", mtu, "1 to 5, which are 256 to 4096 bytes"));
+            return Err(Reject::param(
+                "mtu",
+                mtu,
+                "1 to 5, which are 256 to 4096 bytes",
+            ));
         }
         let log_msg_max = qpc::log_msg_max.get32(given);
         if log_msg_max > Capabilities::LOG_MAX_MSG {
-            return Err(Reject::param("log_msg_max", log_msg_max, "at most the capability log_max_msg"));
+            return Err(Reject::param(
+                "log_msg_max",
+                log_msg_max,
+                "at most the capability log_max_msg",
+            ));
         }
     }
-    for (name, field) in [("log_sra_max", qpc::log_sra_max), ("log_rra_max", qpc::log_rra_max)] {
+    for (name, field) in [
+        ("log_sra_max", qpc::log_sra_max),
+        ("log_rra_max", qpc::log_rra_max),
+    ] {
         if field.get32(given) > Capabilities::LOG_MAX_READS {
-            return Err(Reject::param(name, field.get(given), "at most the capability log_max_ra_req_qp or log_max_ra_res_qp"));
+            return Err(Reject::param(
+                name,
+                field.get(given),
+                "at most the capability log_max_ra_req_qp or log_max_ra_res_qp",
+            ));
         }
     }
     Ok(())
@@ -215,7 +323,9 @@ fn enter(qp: &mut Qp, command: u16, state: State) {
     qp.state = state;
     match command {
         opcode::INIT2RTR_QP => qp.responder.expected_psn = qpc::next_rcv_psn.get32(&qp.context),
-        opcode::RTR2RTS_QP => qp.requester.start(qpc::next_send_psn.get32(&qp.context), &qp.decoded),
+        opcode::RTR2RTS_QP => qp
+            .requester
+            .start(qpc::next_send_psn.get32(&qp.context), &qp.decoded),
         _ => {}
     }
 }

@@ -78,11 +78,21 @@ impl CommandQueue {
 
 /// The driver rang the command doorbell: executes what the bits name and reports it, by event where an event queue asks for it.
 pub fn doorbell(device: &mut Device, slots: u32) {
-    for slot in (0..32).filter(|slot| slots >> slot & 1 == 1) {
+    for slot in (0..32).filter(|slot| (slots >> slot) & 1 == 1) {
         // The command that makes the queue for command events is itself polled for, so who reports is settled before.
-        let reporter = device.eqs.iter().find(|(_, eq)| eq.takes(kind::COMMAND)).map(|(eqn, _)| eqn);
+        let reporter = device
+            .eqs
+            .iter()
+            .find(|(_, eq)| eq.takes(kind::COMMAND))
+            .map(|(eqn, _)| eqn);
         if let Err(fault) = serve(device, slot) {
-            device.refuse(format!("cmd slot {slot}"), "address", fault.addr, "command memory is reachable", super::PRM);
+            device.refuse(
+                format!("cmd slot {slot}"),
+                "address",
+                fault.addr,
+                "command memory is reachable",
+                super::PRM,
+            );
             continue;
         }
         if let Some(eqn) = reporter {
@@ -97,17 +107,31 @@ fn serve(device: &mut Device, slot: u32) -> Result<(), DmaFault> {
     let mut head = [0; entry::SIZE];
     device.host.read(at, &mut head)?;
     if !entry::OWNED_BY_DEVICE.is_set(&head) {
-        device.refuse(format!("cmd slot {slot}"), "status_own", 0u8, "a slot is handed over before its doorbell", super::PRM);
+        device.refuse(
+            format!("cmd slot {slot}"),
+            "status_own",
+            0u8,
+            "a slot is handed over before its doorbell",
+            super::PRM,
+        );
         return Ok(());
     }
     let delivery = match deliver(device, at, &head) {
         Ok(()) => Delivery::Ok,
         Err(delivery) => {
-            device.refuse(format!("cmd slot {slot}"), "delivery", delivery as u8, "a well-formed command entry", super::PRM);
+            device.refuse(
+                format!("cmd slot {slot}"),
+                "delivery",
+                delivery as u8,
+                "a well-formed command entry",
+                super::PRM,
+            );
             delivery
         }
     };
-    device.host.publish(at + entry::STATUS, &[(delivery as u8) << 1])
+    device
+        .host
+        .publish(at + entry::STATUS, &[(delivery as u8) << 1])
 }
 
 fn deliver(device: &mut Device, at: u64, head: &[u8]) -> Result<(), Delivery> {
@@ -124,7 +148,10 @@ fn deliver(device: &mut Device, at: u64, head: &[u8]) -> Result<(), Delivery> {
         return Err(Delivery::OutputLength);
     }
     let input = gather(device, head, input_len, token)?;
-    let request = Request { input: &input, output_len };
+    let request = Request {
+        input: &input,
+        output_len,
+    };
     tracing::debug!(
         "{}: {} uid {} op_mod {} in {input_len} out {output_len}",
         device.name,
@@ -161,7 +188,13 @@ fn gather(device: &Device, head: &[u8], len: usize, token: u8) -> Result<Vec<u8>
 }
 
 /// Writes the output to the entry and its mailboxes.
-fn scatter(device: &Device, at: u64, head: &[u8], output: &[u8], token: u8) -> Result<(), Delivery> {
+fn scatter(
+    device: &Device,
+    at: u64,
+    head: &[u8],
+    output: &[u8],
+    token: u8,
+) -> Result<(), Delivery> {
     let (inline, rest) = output.split_at(output.len().min(entry::INLINE));
     device.host.write(at + entry::OUTPUT, inline)?;
     let mut next = entry::OUTPUT_MAILBOX.get(head);
@@ -172,7 +205,9 @@ fn scatter(device: &Device, at: u64, head: &[u8], output: &[u8], token: u8) -> R
         device.host.write(next, data)?;
         device.host.write(next + block::TOKEN_AT, &[token])?;
         let mut link = [0; 8];
-        device.host.read(next + block::NEXT.offset() as u64, &mut link)?;
+        device
+            .host
+            .read(next + block::NEXT.offset() as u64, &mut link)?;
         next = u64::from_be_bytes(link);
     }
     Ok(())

@@ -41,7 +41,13 @@ pub(super) fn access_register(device: &mut Device, request: &Request<'_>) -> Res
         (number::NODE_DESC, false) => given.to_vec(),
         _ => {
             let rule = "a register that the device has, in a direction that it has";
-            return Err(Reject::new(Status::BadParam, "register_id", register, rule, IFC));
+            return Err(Reject::new(
+                Status::BadParam,
+                "register_id",
+                register,
+                rule,
+                IFC,
+            ));
         }
     };
     let mut out = ok(access_register_out::register_data.offset());
@@ -53,10 +59,18 @@ fn port_type(given: &[u8]) -> Vec<u8> {
     let mut reg = vec![0; ptys_reg::SIZE];
     ptys_reg::local_port.set(&mut reg, ptys_reg::local_port.get(given));
     ptys_reg::proto_mask.set(&mut reg, ptys_reg::proto_mask.get(given));
-    for width in [ptys_reg::ib_link_width_capability, ptys_reg::ib_link_width_admin, ptys_reg::ib_link_width_oper] {
+    for width in [
+        ptys_reg::ib_link_width_capability,
+        ptys_reg::ib_link_width_admin,
+        ptys_reg::ib_link_width_oper,
+    ] {
         width.set(&mut reg, WIDTH_4X);
     }
-    for speed in [ptys_reg::ib_proto_capability, ptys_reg::ib_proto_admin, ptys_reg::ib_proto_oper] {
+    for speed in [
+        ptys_reg::ib_proto_capability,
+        ptys_reg::ib_proto_admin,
+        ptys_reg::ib_proto_oper,
+    ] {
         speed.set(&mut reg, SPEED_HDR);
     }
     reg
@@ -74,7 +88,11 @@ fn port_mtu(given: &[u8]) -> Vec<u8> {
 fn port_lanes(given: &[u8]) -> Vec<u8> {
     let mut reg = vec![0; pvlc_reg::SIZE];
     pvlc_reg::local_port.set(&mut reg, pvlc_reg::local_port.get(given));
-    for lanes in [pvlc_reg::vl_hw_cap, pvlc_reg::vl_admin, pvlc_reg::vl_operational] {
+    for lanes in [
+        pvlc_reg::vl_hw_cap,
+        pvlc_reg::vl_admin,
+        pvlc_reg::vl_operational,
+    ] {
         lanes.set(&mut reg, VLS);
     }
     reg
@@ -85,7 +103,14 @@ fn port_status(device: &Device, given: &[u8]) -> Vec<u8> {
     paos_reg::local_port.set(&mut reg, paos_reg::local_port.get(given));
     // 1 up, 2 down.
     paos_reg::admin_status.set(&mut reg, 1);
-    paos_reg::oper_status.set(&mut reg, if device.port.state == PortState::Active { 1 } else { 2 });
+    paos_reg::oper_status.set(
+        &mut reg,
+        if device.port.state == PortState::Active {
+            1
+        } else {
+            2
+        },
+    );
     reg
 }
 

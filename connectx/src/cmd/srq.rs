@@ -4,7 +4,8 @@
 use super::caps::Capabilities;
 use super::{Placement, Reject, Reply, Request, ok, ok_object, place, place_dbr, when};
 use crate::ifc::command::{
-    arm_xrc_srq_in, create_rmp_in, create_xrc_srq_in, modify_rmp_in, query_rmp_out, query_xrc_srq_out,
+    arm_xrc_srq_in, create_rmp_in, create_xrc_srq_in, modify_rmp_in, query_rmp_out,
+    query_xrc_srq_out,
 };
 use crate::ifc::context::{rmpc, wq, xrc_srqc};
 use crate::objects::device::Device;
@@ -25,11 +26,19 @@ struct Geometry {
 impl Geometry {
     fn check(self) -> Result<Self, Reject> {
         if self.log_size > Capabilities::LOG_MAX_SRQ_SIZE {
-            return Err(Reject::param("log_srq_size", self.log_size, "at most log_max_srq_sz"));
+            return Err(Reject::param(
+                "log_srq_size",
+                self.log_size,
+                "at most log_max_srq_sz",
+            ));
         }
         // The first segment of an entry links it to the next.
         if !(5..=9).contains(&self.log_stride) {
-            return Err(Reject::param("log_rq_stride", self.log_stride, "entries of 32 to 512 bytes"));
+            return Err(Reject::param(
+                "log_rq_stride",
+                self.log_stride,
+                "entries of 32 to 512 bytes",
+            ));
         }
         Ok(self)
     }
@@ -46,13 +55,23 @@ fn check_pd(device: &Device, request: &Request<'_>, pd: u32) -> Result<(), Rejec
 
 fn insert(device: &mut Device, srq: Srq) -> Result<Reply, Reject> {
     let (pd, cqn, xrcd, umems) = (srq.pd, srq.cqn, srq.xrcd, srq.umems.clone());
-    let number = device.srqs.insert(srq).ok_or(Reject::full("srqn", device.srqs.len()))?;
+    let number = device
+        .srqs
+        .insert(srq)
+        .ok_or(Reject::full("srqn", device.srqs.len()))?;
     count(device, pd, cqn, xrcd, &umems, |refs| refs.saturating_add(1));
     Ok(ok_object(number))
 }
 
 /// Changes the reference counts of everything that a shared receive queue refers to.
-fn count(device: &mut Device, pd: u32, cqn: Option<u32>, xrcd: Option<u32>, umems: &[u32], change: fn(u32) -> u32) {
+fn count(
+    device: &mut Device,
+    pd: u32,
+    cqn: Option<u32>,
+    xrcd: Option<u32>,
+    umems: &[u32],
+    change: fn(u32) -> u32,
+) {
     if let Some(pd) = device.pds.get_mut(pd) {
         pd.refs = change(pd.refs);
     }
@@ -88,7 +107,11 @@ pub(super) fn create_xrc_srq(device: &mut Device, request: &Request<'_>) -> Resu
     if domain.uid != 0 {
         request.check_owner("xrcd", xrcd, domain.uid)?;
     }
-    let umem = when(create_xrc_srq_in::xrc_srq_umem_valid, input, create_xrc_srq_in::xrc_srq_umem_id);
+    let umem = when(
+        create_xrc_srq_in::xrc_srq_umem_valid,
+        input,
+        create_xrc_srq_in::xrc_srq_umem_id,
+    );
     let placement = Placement {
         list: create_xrc_srq_in::pas.tail(input),
         log_page_size: xrc_srqc::log_page_size.get32(context),
@@ -97,7 +120,7 @@ pub(super) fn create_xrc_srq(device: &mut Device, request: &Request<'_>) -> Resu
     };
     let buffer = place(device, request, &placement, geometry.len())?;
     let low = xrc_srqc::db_record_addr_l.get(context) << 2;
-    let address = xrc_srqc::db_record_addr_h.get(context) << 32 | low;
+    let address = (xrc_srqc::db_record_addr_h.get(context) << 32) | low;
     let dbr_umem = umem.filter(|_| xrc_srqc::dbr_umem_valid.is_set(context));
     let dbr = place_dbr(device, request, address, dbr_umem)?;
     let srq = Srq {
@@ -125,7 +148,11 @@ pub(super) fn create_xrc_srq(device: &mut Device, request: &Request<'_>) -> Resu
 pub(super) fn create_rmp(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {
     let pool = create_rmp_in::rmpc.tail(request.input);
     let context = rmpc::wq.tail(pool);
-    let geometry = Geometry { log_size: wq::log_wq_sz.get32(context), log_stride: wq::log_wq_stride.get32(context) }.check()?;
+    let geometry = Geometry {
+        log_size: wq::log_wq_sz.get32(context),
+        log_stride: wq::log_wq_stride.get32(context),
+    }
+    .check()?;
     let pd = wq::pd.get32(context);
     check_pd(device, request, pd)?;
     let umem = when(wq::wq_umem_valid, context, wq::wq_umem_id);
@@ -161,9 +188,17 @@ pub(super) fn create_rmp(device: &mut Device, request: &Request<'_>) -> Result<R
 }
 
 /// The queue that a command names, if it is of the command's kind and its user may.
-fn named<'a>(device: &'a mut Device, request: &Request<'_>, kind: SrqKind) -> Result<(u32, &'a mut Srq), Reject> {
+fn named<'a>(
+    device: &'a mut Device,
+    request: &Request<'_>,
+    kind: SrqKind,
+) -> Result<(u32, &'a mut Srq), Reject> {
     let number = request.object();
-    let srq = device.srqs.get_mut(number).filter(|srq| srq.kind == kind).ok_or(Reject::absent("srqn", number))?;
+    let srq = device
+        .srqs
+        .get_mut(number)
+        .filter(|srq| srq.kind == kind)
+        .ok_or(Reject::absent("srqn", number))?;
     request.check_owner("srqn", number, srq.uid)?;
     Ok((number, srq))
 }
@@ -174,7 +209,9 @@ fn destroy(device: &mut Device, request: &Request<'_>, kind: SrqKind) -> Result<
         return Err(Reject::busy("srqn", number));
     }
     if let Some(srq) = device.srqs.remove(number) {
-        count(device, srq.pd, srq.cqn, srq.xrcd, &srq.umems, |refs| refs.saturating_sub(1));
+        count(device, srq.pd, srq.cqn, srq.xrcd, &srq.umems, |refs| {
+            refs.saturating_sub(1)
+        });
     }
     Ok(ok(16))
 }
@@ -204,7 +241,14 @@ pub(super) fn query_rmp(device: &mut Device, request: &Request<'_>) -> Result<Re
     let context = query_rmp_out::rmpc.bytes_mut(&mut out);
     let len = context.len().min(srq.context.len());
     context[..len].copy_from_slice(&srq.context[..len]);
-    rmpc::state.set(context, if srq.error { rmp_state::ERROR } else { rmp_state::READY });
+    rmpc::state.set(
+        context,
+        if srq.error {
+            rmp_state::ERROR
+        } else {
+            rmp_state::READY
+        },
+    );
     wq::lwm.set(rmpc::wq.bytes_mut(context), u64::from(srq.limit));
     wq::hw_counter.set(rmpc::wq.bytes_mut(context), u64::from(srq.consumed));
     Ok(out)

@@ -15,7 +15,10 @@ const MAX_UMEM_PAGES: u64 = 1 << 24;
 
 pub(super) fn create_uctx(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {
     let cap = create_uctx_in::cap.get32(request.input);
-    let uid = device.uctxs.insert(Uctx { cap }).ok_or(Reject::full("uid", device.uctxs.len()))?;
+    let uid = device
+        .uctxs
+        .insert(Uctx { cap })
+        .ok_or(Reject::full("uid", device.uctxs.len()))?;
     let mut out = ok(create_uctx_out::SIZE);
     create_uctx_out::uid.set(&mut out, u64::from(uid));
     Ok(out)
@@ -46,12 +49,24 @@ pub(super) fn destroy_uctx(device: &mut Device, request: &Request<'_>) -> Result
 }
 
 /// Makes an object that has only an owner.
-fn alloc(table: &mut Table<Owned>, request: &Request<'_>, what: &'static str, limit: usize) -> Result<Reply, Reject> {
-    table.insert(Owned::new(request.uid())).map(ok_object).ok_or(Reject::full(what, limit))
+fn alloc(
+    table: &mut Table<Owned>,
+    request: &Request<'_>,
+    what: &'static str,
+    limit: usize,
+) -> Result<Reply, Reject> {
+    table
+        .insert(Owned::new(request.uid()))
+        .map(ok_object)
+        .ok_or(Reject::full(what, limit))
 }
 
 /// Frees such an object, if nothing refers to it.
-fn dealloc(table: &mut Table<Owned>, request: &Request<'_>, what: &'static str) -> Result<Reply, Reject> {
+fn dealloc(
+    table: &mut Table<Owned>,
+    request: &Request<'_>,
+    what: &'static str,
+) -> Result<Reply, Reject> {
     let number = request.object();
     let object = table.get(number).ok_or(Reject::absent(what, number))?;
     request.check_owner(what, number, object.uid)?;
@@ -71,7 +86,12 @@ pub(super) fn dealloc_uar(device: &mut Device, request: &Request<'_>) -> Result<
 }
 
 pub(super) fn alloc_pd(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {
-    alloc(&mut device.pds, request, "pd", 1 << super::caps::Capabilities::LOG_MAX_PD)
+    alloc(
+        &mut device.pds,
+        request,
+        "pd",
+        1 << super::caps::Capabilities::LOG_MAX_PD,
+    )
 }
 
 pub(super) fn dealloc_pd(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {
@@ -79,7 +99,12 @@ pub(super) fn dealloc_pd(device: &mut Device, request: &Request<'_>) -> Result<R
 }
 
 pub(super) fn alloc_xrcd(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {
-    alloc(&mut device.xrcds, request, "xrcd", 1 << super::caps::Capabilities::LOG_MAX_XRCD)
+    alloc(
+        &mut device.xrcds,
+        request,
+        "xrcd",
+        1 << super::caps::Capabilities::LOG_MAX_XRCD,
+    )
 }
 
 pub(super) fn dealloc_xrcd(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {
@@ -92,21 +117,48 @@ pub(super) fn create_umem(device: &mut Device, request: &Request<'_>) -> Result<
     let count = umem::num_of_mtt.get(context);
     let page_offset = umem::page_offset.get(context);
     if count == 0 || count > MAX_UMEM_PAGES {
-        return Err(Reject::param("num_of_mtt", count, "a UMEM has 1 to 2^24 pages"));
+        return Err(Reject::param(
+            "num_of_mtt",
+            count,
+            "a UMEM has 1 to 2^24 pages",
+        ));
     }
     // The low bits of an entry say what may be done with the page.
-    let addresses: Vec<u64> =
-        be64_list(umem::mtt.tail(context)).take(count as usize).map(|entry| entry & !((1 << log_size) - 1)).collect();
+    let addresses: Vec<u64> = be64_list(umem::mtt.tail(context))
+        .take(count as usize)
+        .map(|entry| entry & !((1 << log_size) - 1))
+        .collect();
     if (addresses.len() as u64) < count {
-        return Err(Reject::param("num_of_mtt", count, "the list has as many entries as it says"));
+        return Err(Reject::param(
+            "num_of_mtt",
+            count,
+            "the list has as many entries as it says",
+        ));
     }
-    let pages = Pages { addresses: addresses.into(), log_size };
+    let pages = Pages {
+        addresses: addresses.into(),
+        log_size,
+    };
     if page_offset >= 1 << log_size {
-        return Err(Reject::param("page_offset", page_offset, "the offset is within the first page"));
+        return Err(Reject::param(
+            "page_offset",
+            page_offset,
+            "the offset is within the first page",
+        ));
     }
     let len = pages.len() - page_offset;
-    let object = Umem { uid: request.uid(), refs: 0, pages, page_offset, len };
-    device.umems.insert(object).map(ok_object).ok_or(Reject::full("umem_id", device.umems.len()))
+    let object = Umem {
+        uid: request.uid(),
+        refs: 0,
+        pages,
+        page_offset,
+        len,
+    };
+    device
+        .umems
+        .insert(object)
+        .map(ok_object)
+        .ok_or(Reject::full("umem_id", device.umems.len()))
 }
 
 pub(super) fn destroy_umem(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {

@@ -3,8 +3,8 @@
 
 use super::{Reject, Reply, Request, ok};
 use crate::ifc::command::{
-    query_hca_vport_context_out, query_hca_vport_gid_in, query_hca_vport_gid_out, query_hca_vport_pkey_in,
-    query_hca_vport_pkey_out,
+    query_hca_vport_context_out, query_hca_vport_gid_in, query_hca_vport_gid_out,
+    query_hca_vport_pkey_in, query_hca_vport_pkey_out,
 };
 use crate::ifc::context::hca_vport_context as port;
 use crate::objects::device::Device;
@@ -25,7 +25,10 @@ pub(super) fn query_context(device: &mut Device, _: &Request<'_>) -> Result<Repl
     let up = device.port.state == PortState::Active;
     let values = [
         (port::has_smi, 1),
-        (port::port_physical_state, if up { LINK_UP } else { POLLING }),
+        (
+            port::port_physical_state,
+            if up { LINK_UP } else { POLLING },
+        ),
         (port::port_state, device.port.state as u64),
         (port::vport_state, device.port.state as u64),
         (port::system_image_guid, device.port.guid),
@@ -66,10 +69,18 @@ pub(super) fn query_pkey(device: &mut Device, request: &Request<'_>) -> Result<R
 }
 
 /// One entry of a table, or all.
-fn table_range(index: u64, len: usize, field: &'static str) -> Result<std::ops::Range<usize>, Reject> {
+fn table_range(
+    index: u64,
+    len: usize,
+    field: &'static str,
+) -> Result<std::ops::Range<usize>, Reject> {
     match usize::try_from(index) {
         Ok(index) if index < len => Ok(index..index + 1),
         _ if index == ALL => Ok(0..len),
-        _ => Err(Reject::param(field, index, "an index within the table, or 0xffff for all")),
+        _ => Err(Reject::param(
+            field,
+            index,
+            "an index within the table, or 0xffff for all",
+        )),
     }
 }

@@ -105,12 +105,15 @@ impl Completion {
 /// Writes an entry to a completion queue. `false` if the queue has failed: then its queue pair must stop.
 pub fn post(device: &mut Device, cqn: u32, completion: &Completion) -> bool {
     let clock = crate::hca::clock::ticks();
-    let Some(cq) = device.cqs.get_mut(cqn) else { return false };
+    let Some(cq) = device.cqs.get_mut(cqn) else {
+        return false;
+    };
     if cq.status != CqStatus::Ok {
         return false;
     }
     let size = 1u32 << cq.log_size;
-    if !cq.overrun_ignore && !cq.collapsed && cq.producer.wrapping_sub(cq.consumer) & INDEX >= size {
+    if !cq.overrun_ignore && !cq.collapsed && cq.producer.wrapping_sub(cq.consumer) & INDEX >= size
+    {
         // The consumer may have moved since we last looked.
         if let Ok(word) = device.host.read_be32(cq.dbr + dbr::CQ_CONSUMER) {
             cq.consumer = word & INDEX;
@@ -118,14 +121,25 @@ pub fn post(device: &mut Device, cqn: u32, completion: &Completion) -> bool {
         if cq.producer.wrapping_sub(cq.consumer) & INDEX >= size {
             cq.status = CqStatus::Overflow;
             device.counters.cq_overruns += 1;
-            let rule = "a queue has room for all completions that can arrive before they are consumed";
-            device.refuse(format!("cq {cqn:#x}"), "producer", completion.qpn, rule, "PRM CQC");
+            let rule =
+                "a queue has room for all completions that can arrive before they are consumed";
+            device.refuse(
+                format!("cq {cqn:#x}"),
+                "producer",
+                completion.qpn,
+                rule,
+                "PRM CQC",
+            );
             event::cq_error(device, cqn, cq_error::OVERRUN);
             return false;
         }
     }
     let mut entry = completion.encode(clock);
-    let (slot, owner) = if cq.collapsed { (0, 0) } else { (cq.producer & (size - 1), cq.producer >> cq.log_size & 1) };
+    let (slot, owner) = if cq.collapsed {
+        (0, 0)
+    } else {
+        (cq.producer & (size - 1), (cq.producer >> cq.log_size) & 1)
+    };
     cqe::owner.set(&mut entry, u64::from(owner));
     // In an entry of 128 bytes the completion is the second half.
     let offset = u64::from(slot) * cq.entry + (cq.entry - cqe::SIZE as u64);
@@ -133,7 +147,8 @@ pub fn post(device: &mut Device, cqn: u32, completion: &Completion) -> bool {
     let written = cq.buffer.locate(offset).is_some_and(|(addr, _)| {
         // Opcode and owner make the entry valid, so they must be seen last.
         let body = device.host.write(addr, &entry[..last]);
-        body.and_then(|()| device.host.publish(addr + last as u64, &entry[last..])).is_ok()
+        body.and_then(|()| device.host.publish(addr + last as u64, &entry[last..]))
+            .is_ok()
     });
     if !written {
         cq.status = CqStatus::WriteFail;
@@ -155,7 +170,9 @@ pub fn post(device: &mut Device, cqn: u32, completion: &Completion) -> bool {
 }
 
 fn fire(device: &mut Device, cqn: u32) {
-    let Some(cq) = device.cqs.get_mut(cqn) else { return };
+    let Some(cq) = device.cqs.get_mut(cqn) else {
+        return;
+    };
     cq.arm = Arm::Off;
     cq.last_notified = cq.producer;
     let eqn = cq.eqn;
@@ -164,7 +181,9 @@ fn fire(device: &mut Device, cqn: u32) {
 
 /// The arm doorbell of a completion queue: asks for an event for what lies beyond `consumer`.
 pub fn arm(device: &mut Device, cqn: u32, consumer: u32, solicited_only: bool) {
-    let Some(cq) = device.cqs.get_mut(cqn) else { return };
+    let Some(cq) = device.cqs.get_mut(cqn) else {
+        return;
+    };
     cq.consumer = consumer;
     let seen = |index: u32| (index.wrapping_sub(consumer) & INDEX) as i32;
     let beyond = if solicited_only {
@@ -173,7 +192,11 @@ pub fn arm(device: &mut Device, cqn: u32, consumer: u32, solicited_only: bool) {
     } else {
         cq.producer != consumer
     };
-    cq.arm = if solicited_only { Arm::Solicited } else { Arm::Any };
+    cq.arm = if solicited_only {
+        Arm::Solicited
+    } else {
+        Arm::Any
+    };
     if beyond {
         fire(device, cqn);
     }
@@ -181,7 +204,11 @@ pub fn arm(device: &mut Device, cqn: u32, consumer: u32, solicited_only: bool) {
 
 /// Error opcode for a completion of a send or of a receive.
 pub fn error_opcode(send: bool) -> u8 {
-    if send { cqe_opcode::REQ_ERR } else { cqe_opcode::RESP_ERR }
+    if send {
+        cqe_opcode::REQ_ERR
+    } else {
+        cqe_opcode::RESP_ERR
+    }
 }
 
 #[cfg(test)]
@@ -196,8 +223,16 @@ mod tests {
         c.immediate = 0xdead_beef;
         c.solicited = true;
         let e = c.encode(0x0102_0304_0506_0708);
-        assert_eq!(&e[0x20..0x28], &[0x00, 0xab, 0xcd, 0xef, 0xde, 0xad, 0xbe, 0xef]);
-        assert_eq!(&e[0x2c..0x40], &[0, 0, 0x10, 0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 0x12, 0x34, 0x56, 0x12, 0x34, 0, 0x32]);
+        assert_eq!(
+            &e[0x20..0x28],
+            &[0x00, 0xab, 0xcd, 0xef, 0xde, 0xad, 0xbe, 0xef]
+        );
+        assert_eq!(
+            &e[0x2c..0x40],
+            &[
+                0, 0, 0x10, 0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 0x12, 0x34, 0x56, 0x12, 0x34, 0, 0x32
+            ]
+        );
     }
 
     #[test]
@@ -206,7 +241,10 @@ mod tests {
         c.send_opcode = 0x08;
         c.failure = Some(Failure::new(syndrome::REMOTE_ACCESS, 0x88));
         let e = c.encode(1);
-        assert_eq!((e[0x36], e[0x37], e[0x38], e[0x3b], e[0x3d], e[0x3f]), (0x88, 0x13, 0x08, 7, 9, 0xd0));
+        assert_eq!(
+            (e[0x36], e[0x37], e[0x38], e[0x3b], e[0x3d], e[0x3f]),
+            (0x88, 0x13, 0x08, 7, 9, 0xd0)
+        );
         assert_eq!(&e[0x2c..0x36], &[0; 10], "no length, no time");
     }
 }

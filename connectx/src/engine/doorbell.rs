@@ -18,20 +18,36 @@ pub struct Halves {
 pub fn write(device: &mut Device, halves: &mut Halves, page: u32, offset: u64, value: &[u8]) {
     if device.uars.get(page).is_none() {
         device.counters.stale_doorbells += 1;
-        device.refuse(format!("uar {page:#x}"), "offset", offset, "a doorbell is on an allocated UAR page", SOURCE);
+        device.refuse(
+            format!("uar {page:#x}"),
+            "offset",
+            offset,
+            "a doorbell is on an allocated UAR page",
+            SOURCE,
+        );
         return;
     }
     match offset {
         uar::EQ_ARM | uar::EQ => event_queue(device, page, offset == uar::EQ_ARM, value),
         _ => {
             let register = offset & !7;
-            let Some(doorbell) = join(halves, u64::from(page) * uar::PAGE + offset, value) else { return };
+            let Some(doorbell) = join(halves, u64::from(page) * uar::PAGE + offset, value) else {
+                return;
+            };
             match register {
                 uar::CQ => completion_queue(device, page, &doorbell),
                 // Only the first quadword of a buffer is a doorbell; what a BlueFlame copy has behind it is the WQE.
-                uar::SQ..uar::SQ_END if register % uar::SQ_STRIDE == 0 => send_queue(device, page, &doorbell),
+                uar::SQ..uar::SQ_END if register % uar::SQ_STRIDE == 0 => {
+                    send_queue(device, page, &doorbell)
+                }
                 uar::SQ..uar::SQ_END => {}
-                _ => device.refuse(format!("uar {page:#x}"), "offset", offset, "a register of the page", SOURCE),
+                _ => device.refuse(
+                    format!("uar {page:#x}"),
+                    "offset",
+                    offset,
+                    "a register of the page",
+                    SOURCE,
+                ),
             }
         }
     }
@@ -47,7 +63,11 @@ fn join(halves: &mut Halves, at: u64, value: &[u8]) -> Option<[u8; 8]> {
         *halves = Halves { offset: at, word };
         return None;
     }
-    let first = if halves.offset == at - 4 { std::mem::take(halves).word } else { [0; 4] };
+    let first = if halves.offset == at - 4 {
+        std::mem::take(halves).word
+    } else {
+        [0; 4]
+    };
     let mut whole = [0; 8];
     whole[..4].copy_from_slice(&first);
     whole[4..].copy_from_slice(&word);
@@ -61,14 +81,25 @@ fn foreign(device: &mut Device, object: String, page: u32, rule: &str) {
 
 fn lost(device: &mut Device, field: &str, number: u32) {
     device.counters.lost_doorbells += 1;
-    device.refuse("doorbell", field, number, "a doorbell names an object that exists", SOURCE);
+    device.refuse(
+        "doorbell",
+        field,
+        number,
+        "a doorbell names an object that exists",
+        SOURCE,
+    );
 }
 
 fn event_queue(device: &mut Device, page: u32, arm: bool, value: &[u8]) {
     let eqn = eq_doorbell::eqn.get32(value);
     match device.eqs.get(eqn) {
         None => lost(device, "eqn", eqn),
-        Some(eq) if eq.uar_page != page => foreign(device, format!("eq {eqn:#x}"), page, "an EQ is rung through its own UAR page"),
+        Some(eq) if eq.uar_page != page => foreign(
+            device,
+            format!("eq {eqn:#x}"),
+            page,
+            "an EQ is rung through its own UAR page",
+        ),
         Some(_) => event::consumed(device, eqn, eq_doorbell::consumer_index.get32(value), arm),
     }
 }
@@ -77,10 +108,20 @@ fn completion_queue(device: &mut Device, page: u32, doorbell: &[u8; 8]) {
     let cqn = cq_doorbell::cqn.get32(doorbell);
     match device.cqs.get(cqn) {
         None => lost(device, "cqn", cqn),
-        Some(cq) if cq.uar_page != page => foreign(device, format!("cq {cqn:#x}"), page, "a CQ is armed through its own UAR page"),
+        Some(cq) if cq.uar_page != page => foreign(
+            device,
+            format!("cq {cqn:#x}"),
+            page,
+            "a CQ is armed through its own UAR page",
+        ),
         Some(_) => {
             let consumer = cq_doorbell::consumer_index.get32(doorbell);
-            completion::arm(device, cqn, consumer, cq_doorbell::solicited_only.is_set(doorbell));
+            completion::arm(
+                device,
+                cqn,
+                consumer,
+                cq_doorbell::solicited_only.is_set(doorbell),
+            );
         }
     }
 }
@@ -90,7 +131,12 @@ fn send_queue(device: &mut Device, page: u32, doorbell: &[u8; 8]) {
     match device.qps.get(qpn) {
         None => lost(device, "qpn", qpn),
         Some(qp) if qp.decoded.uar_page != page => {
-            foreign(device, format!("qp {qpn:#x}"), page, "a QP is rung through its own UAR page");
+            foreign(
+                device,
+                format!("qp {qpn:#x}"),
+                page,
+                "a QP is rung through its own UAR page",
+            );
         }
         Some(_) => super::requester::rung(device, qpn, sq_doorbell::wqe_index.get(doorbell) as u16),
     }
@@ -104,11 +150,26 @@ mod tests {
     fn two_halves_make_a_doorbell() {
         let mut halves = Halves::default();
         assert_eq!(join(&mut halves, 0x800, &[1, 2, 3, 4]), None);
-        assert_eq!(join(&mut halves, 0x804, &[5, 6, 7, 8]), Some([1, 2, 3, 4, 5, 6, 7, 8]));
-        assert_eq!(join(&mut halves, 0x804, &[5, 6, 7, 8]), Some([0, 0, 0, 0, 5, 6, 7, 8]), "the first half is used once");
+        assert_eq!(
+            join(&mut halves, 0x804, &[5, 6, 7, 8]),
+            Some([1, 2, 3, 4, 5, 6, 7, 8])
+        );
+        assert_eq!(
+            join(&mut halves, 0x804, &[5, 6, 7, 8]),
+            Some([0, 0, 0, 0, 5, 6, 7, 8]),
+            "the first half is used once"
+        );
         assert_eq!(join(&mut halves, 0x800, &[1, 2, 3, 4]), None);
-        assert_eq!(join(&mut halves, 0x904, &[5, 6, 7, 8]), Some([0, 0, 0, 0, 5, 6, 7, 8]), "halves of one register");
-        assert_eq!(join(&mut halves, 0x800, &[9; 64]), Some([9; 8]), "the head of a BlueFlame copy");
+        assert_eq!(
+            join(&mut halves, 0x904, &[5, 6, 7, 8]),
+            Some([0, 0, 0, 0, 5, 6, 7, 8]),
+            "halves of one register"
+        );
+        assert_eq!(
+            join(&mut halves, 0x800, &[9; 64]),
+            Some([9; 8]),
+            "the head of a BlueFlame copy"
+        );
         assert_eq!(join(&mut halves, 0x800, &[9; 2]), None);
     }
 }

@@ -9,21 +9,34 @@ const QUEUE_TYPE_QP: u64 = 0;
 
 /// Writes an entry to one event queue and interrupts if it is armed.
 fn post(device: &mut Device, eqn: u32, mut entry: [u8; eqe::SIZE]) {
-    let Some(eq) = device.eqs.get_mut(eqn) else { return };
+    let Some(eq) = device.eqs.get_mut(eqn) else {
+        return;
+    };
     let size = 1 << eq.log_size;
     if eq.producer.wrapping_sub(eq.consumer) & 0xff_ffff >= size {
         eq.overrun = true;
         device.counters.eq_overruns += 1;
-        device.refuse(format!("eq {eqn:#x}"), "producer", size, "the driver takes events before the queue is full", "PRM EQC");
+        device.refuse(
+            format!("eq {eqn:#x}"),
+            "producer",
+            size,
+            "the driver takes events before the queue is full",
+            "PRM EQC",
+        );
         return;
     }
-    let owner = eq.producer >> eq.log_size & 1;
+    let owner = (eq.producer >> eq.log_size) & 1;
     eqe::owner.set(&mut entry, u64::from(owner));
     let slot = u64::from(eq.producer & (size - 1)) * eqe::SIZE as u64;
-    let Some((addr, _)) = eq.buffer.locate(slot) else { return };
+    let Some((addr, _)) = eq.buffer.locate(slot) else {
+        return;
+    };
     let last = eqe::SIZE - 1;
     // The owner bit makes the entry valid, so it must be seen last.
-    let written = device.host.write(addr, &entry[..last]).and_then(|()| device.host.publish(addr + last as u64, &entry[last..]));
+    let written = device
+        .host
+        .write(addr, &entry[..last])
+        .and_then(|()| device.host.publish(addr + last as u64, &entry[last..]));
     if written.is_err() {
         return;
     }
@@ -35,7 +48,12 @@ fn post(device: &mut Device, eqn: u32, mut entry: [u8; eqe::SIZE]) {
 
 /// Posts an asynchronous event to every queue that takes its type.
 fn broadcast(device: &mut Device, event_type: u8, entry: [u8; eqe::SIZE]) {
-    let takers: Vec<u32> = device.eqs.iter().filter(|(_, eq)| eq.takes(event_type)).map(|(eqn, _)| eqn).collect();
+    let takers: Vec<u32> = device
+        .eqs
+        .iter()
+        .filter(|(_, eq)| eq.takes(event_type))
+        .map(|(eqn, _)| eqn)
+        .collect();
     for eqn in takers {
         post(device, eqn, entry);
     }
@@ -94,7 +112,9 @@ pub fn port_change(device: &mut Device, sub_type: u8) {
 
 /// The driver told how far it has read an event queue, and whether it wants an interrupt for more.
 pub fn consumed(device: &mut Device, eqn: u32, consumer: u32, arm: bool) {
-    let Some(eq) = device.eqs.get_mut(eqn) else { return };
+    let Some(eq) = device.eqs.get_mut(eqn) else {
+        return;
+    };
     eq.consumer = consumer;
     if arm {
         eq.armed = eq.producer & 0xff_ffff == consumer;

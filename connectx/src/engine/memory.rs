@@ -77,10 +77,17 @@ const MAX_DEPTH: u32 = 2;
 
 /// The memory key of a 32-bit key, if its variant byte is right.
 fn find(keys: &Table<Mkey>, key: u32) -> Result<&Mkey, Denied> {
-    keys.get(key >> 8).filter(|k| k.variant == key as u8 && !k.free).ok_or(Denied::Key)
+    keys.get(key >> 8)
+        .filter(|k| k.variant == key as u8 && !k.free)
+        .ok_or(Denied::Key)
 }
 
-fn examine(keys: &Table<Mkey>, who: Accessor, range: Range, purpose: Purpose) -> Result<&Mkey, Denied> {
+fn examine(
+    keys: &Table<Mkey>,
+    who: Accessor,
+    range: Range,
+    purpose: Purpose,
+) -> Result<&Mkey, Denied> {
     let key = find(keys, range.key)?;
     if key.pd != who.pd || key.qpn.is_some_and(|qpn| qpn != who.qpn) {
         return Err(Denied::Domain);
@@ -89,7 +96,11 @@ fn examine(keys: &Table<Mkey>, who: Accessor, range: Range, purpose: Purpose) ->
         return Err(Denied::Permission);
     }
     if let Some(len) = key.len {
-        let inside = range.address.checked_sub(key.start).and_then(|offset| offset.checked_add(range.len)).is_some_and(|end| end <= len);
+        let inside = range
+            .address
+            .checked_sub(key.start)
+            .and_then(|offset| offset.checked_add(range.len))
+            .is_some_and(|end| end <= len);
         if !inside {
             return Err(Denied::Bounds);
         }
@@ -113,7 +124,10 @@ fn walk(
         Translation::Pages { pages, page_offset } => {
             let mut at = 0;
             while at < len {
-                let offset = address.wrapping_sub(key.start).wrapping_add(*page_offset).wrapping_add(at);
+                let offset = address
+                    .wrapping_sub(key.start)
+                    .wrapping_add(*page_offset)
+                    .wrapping_add(at);
                 let (bus, left) = pages.locate(offset).ok_or(Denied::Translation)?;
                 let piece = left.min(len - at);
                 f(bus, done + at as usize..done + (at + piece) as usize)?;
@@ -138,23 +152,51 @@ fn walk(
                 }
                 let piece = (size - skip).min(len - at);
                 let inner = find(keys, entry.key)?;
-                let range = Range { key: entry.key, address: entry.address.wrapping_add(skip), len: piece };
-                if inner.len.is_some_and(|l| range.address.wrapping_sub(inner.start).checked_add(piece).is_none_or(|end| end > l)) {
+                let range = Range {
+                    key: entry.key,
+                    address: entry.address.wrapping_add(skip),
+                    len: piece,
+                };
+                if inner.len.is_some_and(|l| {
+                    range
+                        .address
+                        .wrapping_sub(inner.start)
+                        .checked_add(piece)
+                        .is_none_or(|end| end > l)
+                }) {
                     return Err(Denied::Bounds);
                 }
-                walk(keys, inner, range.address, piece, depth - 1, f, done + at as usize)?;
+                walk(
+                    keys,
+                    inner,
+                    range.address,
+                    piece,
+                    depth - 1,
+                    f,
+                    done + at as usize,
+                )?;
                 skip = 0;
                 at += piece;
             }
-            if at == len { Ok(()) } else { Err(Denied::Translation) }
+            if at == len {
+                Ok(())
+            } else {
+                Err(Denied::Translation)
+            }
         }
     }
 }
 
 fn report(device: &Device, who: Accessor, range: Range, purpose: Purpose, denied: Denied) {
     let (field, rule): (&str, &str) = match denied {
-        Denied::Key => ("key", "a key that exists, is valid and has the right variant byte"),
-        Denied::Domain => ("pd", "the key and the queue pair are in one protection domain"),
+        Denied::Key => (
+            "key",
+            "a key that exists, is valid and has the right variant byte",
+        ),
+        Denied::Domain => (
+            "pd",
+            "the key and the queue pair are in one protection domain",
+        ),
         Denied::Permission => (purpose.field(), "the key permits this access"),
         Denied::Bounds => ("address", "the range lies within the key's"),
         Denied::Translation => ("translation", "the key's translation covers the range"),
@@ -164,32 +206,61 @@ fn report(device: &Device, who: Accessor, range: Range, purpose: Purpose, denied
         Denied::Key | Denied::Domain | Denied::Permission => u64::from(range.key),
         _ => range.address,
     };
-    let object = format!("mkey {:#x} for qp {:#x}: {purpose:?} of {} bytes", range.key, who.qpn, range.len);
+    let object = format!(
+        "mkey {:#x} for qp {:#x}: {purpose:?} of {} bytes",
+        range.key, who.qpn, range.len
+    );
     device.refuse(object, field, value, rule, "PRM memory key context");
 }
 
 /// Checks an access without doing it.
 pub fn check(device: &Device, who: Accessor, range: Range, purpose: Purpose) -> Result<(), Denied> {
-    examine(&device.mkeys, who, range, purpose).map(|_| ()).inspect_err(|denied| report(device, who, range, purpose, *denied))
+    examine(&device.mkeys, who, range, purpose)
+        .map(|_| ())
+        .inspect_err(|denied| report(device, who, range, purpose, *denied))
 }
+
+/// What is done to each contiguous piece: bus address, and the part of the range that it is.
+type PieceFn<'a> = dyn FnMut(&Host, u64, std::ops::Range<usize>) -> Result<(), Denied> + 'a;
 
 fn each(
     device: &Device,
     who: Accessor,
     range: Range,
     purpose: Purpose,
-    f: &mut dyn FnMut(&Host, u64, std::ops::Range<usize>) -> Result<(), Denied>,
+    f: &mut PieceFn<'_>,
 ) -> Result<(), Denied> {
     let keys = &device.mkeys;
     let mut on_host = |bus, part| f(&device.host, bus, part);
     examine(keys, who, range, purpose)
-        .and_then(|key| walk(keys, key, range.address, range.len, MAX_DEPTH, &mut on_host, 0))
+        .and_then(|key| {
+            walk(
+                keys,
+                key,
+                range.address,
+                range.len,
+                MAX_DEPTH,
+                &mut on_host,
+                0,
+            )
+        })
         .inspect_err(|denied| report(device, who, range, purpose, *denied))
 }
 
 /// Reads `buf.len()` bytes at an address under a key.
-pub fn read(device: &Device, who: Accessor, key: u32, address: u64, purpose: Purpose, buf: &mut [u8]) -> Result<(), Denied> {
-    let range = Range { key, address, len: buf.len() as u64 };
+pub fn read(
+    device: &Device,
+    who: Accessor,
+    key: u32,
+    address: u64,
+    purpose: Purpose,
+    buf: &mut [u8],
+) -> Result<(), Denied> {
+    let range = Range {
+        key,
+        address,
+        len: buf.len() as u64,
+    };
     each(device, who, range, purpose, &mut |host, bus, part| {
         let piece = buf.get_mut(part).ok_or(Denied::Translation)?;
         host.read(bus, piece).map_err(|_| Denied::Dma)
@@ -197,8 +268,19 @@ pub fn read(device: &Device, who: Accessor, key: u32, address: u64, purpose: Pur
 }
 
 /// Writes `data` at an address under a key.
-pub fn write(device: &Device, who: Accessor, key: u32, address: u64, purpose: Purpose, data: &[u8]) -> Result<(), Denied> {
-    let range = Range { key, address, len: data.len() as u64 };
+pub fn write(
+    device: &Device,
+    who: Accessor,
+    key: u32,
+    address: u64,
+    purpose: Purpose,
+    data: &[u8],
+) -> Result<(), Denied> {
+    let range = Range {
+        key,
+        address,
+        len: data.len() as u64,
+    };
     each(device, who, range, purpose, &mut |host, bus, part| {
         let piece = data.get(part).ok_or(Denied::Translation)?;
         host.write(bus, piece).map_err(|_| Denied::Dma)
@@ -214,14 +296,24 @@ pub fn atomic(
     change: &mut dyn FnMut(u64) -> Option<u64>,
 ) -> Result<u64, Denied> {
     let mut old = 0;
-    let range = Range { key, address, len: 8 };
-    each(device, who, range, Purpose::RemoteAtomic, &mut |host, bus, part| {
-        if part != (0..8) {
-            return Err(Denied::Translation);
-        }
-        old = host.atomic64(bus, change).map_err(|_| Denied::Dma)?;
-        Ok(())
-    })?;
+    let range = Range {
+        key,
+        address,
+        len: 8,
+    };
+    each(
+        device,
+        who,
+        range,
+        Purpose::RemoteAtomic,
+        &mut |host, bus, part| {
+            if part != (0..8) {
+                return Err(Denied::Translation);
+            }
+            old = host.atomic64(bus, change).map_err(|_| Denied::Dma)?;
+            Ok(())
+        },
+    )?;
     Ok(old)
 }
 
@@ -230,7 +322,13 @@ mod tests {
     use super::*;
     use crate::objects::memory::{KeyEntry, Pages};
 
-    const ALL: Access = Access { local_read: true, local_write: true, remote_read: true, remote_write: true, atomic: true };
+    const ALL: Access = Access {
+        local_read: true,
+        local_write: true,
+        remote_read: true,
+        remote_write: true,
+        atomic: true,
+    };
 
     fn key(translation: Translation, start: u64, len: u64, access: Access) -> Mkey {
         Mkey {
@@ -249,39 +347,80 @@ mod tests {
     }
 
     fn pages(list: &[u64]) -> Pages {
-        Pages { addresses: list.into(), log_size: 12 }
+        Pages {
+            addresses: list.into(),
+            log_size: 12,
+        }
     }
 
-    fn pieces(keys: &Table<Mkey>, k: u32, address: u64, len: u64) -> Result<Vec<(u64, usize)>, Denied> {
+    fn pieces(
+        keys: &Table<Mkey>,
+        k: u32,
+        address: u64,
+        len: u64,
+    ) -> Result<Vec<(u64, usize)>, Denied> {
         let who = Accessor { pd: 1, qpn: 5 };
-        let range = Range { key: k, address, len };
+        let range = Range {
+            key: k,
+            address,
+            len,
+        };
         let found = examine(keys, who, range, Purpose::RemoteWrite)?;
         let mut list = vec![];
-        walk(keys, found, address, len, MAX_DEPTH, &mut |bus, part| { list.push((bus, part.len())); Ok(()) }, 0)?;
+        walk(
+            keys,
+            found,
+            address,
+            len,
+            MAX_DEPTH,
+            &mut |bus, part| {
+                list.push((bus, part.len()));
+                Ok(())
+            },
+            0,
+        )?;
         Ok(list)
     }
 
     #[test]
     fn pages_translate_with_an_unaligned_start() {
         let mut keys = Table::new(0x10, 16);
-        let translation = Translation::Pages { pages: pages(&[0xa000, 0xc000]), page_offset: 0x800 };
+        let translation = Translation::Pages {
+            pages: pages(&[0xa000, 0xc000]),
+            page_offset: 0x800,
+        };
         keys.insert(key(translation, 0x7000_0800, 0x1000, ALL));
         let k = 0x1007;
-        assert_eq!(pieces(&keys, k, 0x7000_0800, 0x1000), Ok(vec![(0xa800, 0x800), (0xc000, 0x800)]));
+        assert_eq!(
+            pieces(&keys, k, 0x7000_0800, 0x1000),
+            Ok(vec![(0xa800, 0x800), (0xc000, 0x800)])
+        );
         assert_eq!(pieces(&keys, k, 0x7000_17ff, 1), Ok(vec![(0xc7ff, 1)]));
         assert_eq!(pieces(&keys, k, 0x7000_17ff, 2), Err(Denied::Bounds));
         assert_eq!(pieces(&keys, k, 0x7000_07ff, 1), Err(Denied::Bounds));
         assert_eq!(pieces(&keys, k, u64::MAX, 2), Err(Denied::Bounds));
-        assert_eq!(pieces(&keys, 0x1008, 0x7000_0800, 1), Err(Denied::Key), "variant byte");
+        assert_eq!(
+            pieces(&keys, 0x1008, 0x7000_0800, 1),
+            Err(Denied::Key),
+            "variant byte"
+        );
         assert_eq!(pieces(&keys, 0x9907, 0x7000_0800, 1), Err(Denied::Key));
     }
 
     #[test]
     fn domain_and_permission() {
         let mut keys = Table::new(0x10, 16);
-        let readable = Access { remote_write: false, atomic: false, ..ALL };
+        let readable = Access {
+            remote_write: false,
+            atomic: false,
+            ..ALL
+        };
         keys.insert(key(Translation::Physical, 0, 0x1000, readable));
-        let range = Range { key: 0x1007, address: 0, len: 1 };
+        let range = Range {
+            key: 0x1007,
+            address: 0,
+            len: 1,
+        };
         let by = |pd, purpose| examine(&keys, Accessor { pd, qpn: 1 }, range, purpose).err();
         assert_eq!(by(2, Purpose::RemoteRead), Some(Denied::Domain));
         assert_eq!(by(1, Purpose::RemoteRead), None);
@@ -293,11 +432,29 @@ mod tests {
     fn keys_through_keys_end_at_a_bounded_depth() {
         let mut keys = Table::new(0x10, 16);
         keys.insert(key(Translation::Physical, 0, u64::MAX, ALL));
-        let list = [KeyEntry { len: 16, key: 0x1007, address: 0x500 }, KeyEntry { len: 16, key: 0x1007, address: 0x900 }];
+        let list = [
+            KeyEntry {
+                len: 16,
+                key: 0x1007,
+                address: 0x500,
+            },
+            KeyEntry {
+                len: 16,
+                key: 0x1007,
+                address: 0x900,
+            },
+        ];
         keys.insert(key(Translation::Keys(list.into()), 0, 32, ALL));
-        assert_eq!(pieces(&keys, 0x1107, 8, 16), Ok(vec![(0x508, 8), (0x900, 8)]));
+        assert_eq!(
+            pieces(&keys, 0x1107, 8, 16),
+            Ok(vec![(0x508, 8), (0x900, 8)])
+        );
         // A key that refers to itself.
-        let own = [KeyEntry { len: 16, key: 0x1207, address: 0 }];
+        let own = [KeyEntry {
+            len: 16,
+            key: 0x1207,
+            address: 0,
+        }];
         keys.insert(key(Translation::Keys(own.into()), 0, 16, ALL));
         assert_eq!(pieces(&keys, 0x1207, 0, 16), Err(Denied::Translation));
     }

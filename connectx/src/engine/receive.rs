@@ -15,13 +15,28 @@ const MULTICAST_QPN: u32 = 0xff_ffff;
 
 /// Queue pairs that a packet is for.
 fn targets(device: &Device, packet: &Packet) -> Vec<u32> {
-    let special = |service| device.qps.iter().find(|(_, qp)| qp.service == service).map(|(n, _)| n).into_iter().collect();
+    let special = |service| {
+        device
+            .qps
+            .iter()
+            .find(|(_, qp)| qp.service == service)
+            .map(|(n, _)| n)
+            .into_iter()
+            .collect()
+    };
     match packet.qpn {
         0 => special(Service::Smi),
         1 => special(Service::Gsi),
         MULTICAST_QPN => {
-            let Some(grh) = &packet.grh else { return Vec::new() };
-            device.multicast.iter().filter(|(gid, _)| *gid == grh.destination).map(|(_, qpn)| *qpn).collect()
+            let Some(grh) = &packet.grh else {
+                return Vec::new();
+            };
+            device
+                .multicast
+                .iter()
+                .filter(|(gid, _)| *gid == grh.destination)
+                .map(|(_, qpn)| *qpn)
+                .collect()
         }
         qpn => vec![qpn],
     }
@@ -39,7 +54,10 @@ fn takes(device: &Device, qp: &Qp, packet: &Packet) -> bool {
     // A connection takes packets from its own peer only (IBA 9.6.1.5).
     let from_peer = transport == Transport::Ud || packet.source_lid == qp.decoded.remote_lid;
     let pkey = device.port.pkey(usize::from(qp.decoded.pkey_index));
-    transport == packet.transport && from_peer && qp.state.answers() && packet.pkey & 0x7fff == pkey & 0x7fff
+    transport == packet.transport
+        && from_peer
+        && qp.state.answers()
+        && packet.pkey & 0x7fff == pkey & 0x7fff
 }
 
 /// A packet has arrived at the port.
@@ -71,7 +89,9 @@ pub fn packet(device: &mut Device, packet: &Packet, now: Instant) {
 
 /// Runs both halves of a queue pair for a while. Returns whether there is more to do at once.
 pub fn run(device: &mut Device, qpn: u32, budget: &mut Budget, now: Instant) -> bool {
-    let Some(mut qp) = device.qps.borrow_out(qpn) else { return false };
+    let Some(mut qp) = device.qps.borrow_out(qpn) else {
+        return false;
+    };
     qp.scheduled = false;
     let more = responder::run(device, &mut qp, budget);
     if qp.state == State::Error {
@@ -84,7 +104,9 @@ pub fn run(device: &mut Device, qpn: u32, budget: &mut Budget, now: Instant) -> 
 
 /// The deadline of a queue pair may have come.
 pub fn timer(device: &mut Device, qpn: u32, now: Instant) {
-    let Some(mut qp) = device.qps.borrow_out(qpn) else { return };
+    let Some(mut qp) = device.qps.borrow_out(qpn) else {
+        return;
+    };
     requester::timer(device, &mut qp, now);
     device.qps.put_back(qpn, qp);
     device.schedule(qpn);

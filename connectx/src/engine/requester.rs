@@ -16,7 +16,9 @@ use crate::ifc::event::kind;
 use crate::ifc::wqe::{cqe_opcode, dbr, syndrome};
 use crate::objects::device::Device;
 use crate::objects::qp::{Decoded, Qp, ReceiveFrom, Service, State};
-use crate::wire::packet::{Deth, Grh, Kind, Nak, Packet, Position, Reth, Rider, Transport, Verdict, psn};
+use crate::wire::packet::{
+    Deth, Grh, Kind, Nak, Packet, Position, Reth, Rider, Transport, Verdict, psn,
+};
 
 /// WQEs in flight.
 const MAX_FLIGHTS: usize = 64;
@@ -61,7 +63,10 @@ struct Flight {
 impl Flight {
     /// Whether it needs response packets and not just an acknowledgement.
     fn awaits_data(&self) -> bool {
-        matches!(self.wqe.operation, Operation::Read { .. } | Operation::Atomic { .. })
+        matches!(
+            self.wqe.operation,
+            Operation::Read { .. } | Operation::Atomic { .. }
+        )
     }
 
     /// Whether everything up to, but not including, `unacked` completes it.
@@ -114,14 +119,24 @@ impl Requester {
 
     /// READs and atomics that have been sent and not answered.
     fn reads_out(&self) -> usize {
-        self.flights.iter().take(self.cursor).filter(|f| f.awaits_data() && f.received < f.packets).count()
+        self.flights
+            .iter()
+            .take(self.cursor)
+            .filter(|f| f.awaits_data() && f.received < f.packets)
+            .count()
     }
 
     /// Request packets that have been sent and not answered.
     fn unanswered(&self) -> u32 {
-        let started = self.flights.iter().take(self.cursor).map(|f| if f.awaits_data() { 1 } else { f.packets });
+        let started = self
+            .flights
+            .iter()
+            .take(self.cursor)
+            .map(|f| if f.awaits_data() { 1 } else { f.packets });
         let covered = match self.flights.front() {
-            Some(front) if !front.awaits_data() => psn::distance(self.unacked, front.first_psn).max(0) as u32,
+            Some(front) if !front.awaits_data() => {
+                psn::distance(self.unacked, front.first_psn).max(0) as u32
+            }
             _ => 0,
         };
         (started.sum::<u32>() + self.sent).saturating_sub(covered)
@@ -171,30 +186,53 @@ impl Budget {
 
 /// The send doorbell was rung with a WQE index.
 pub fn rung(device: &mut Device, qpn: u32, index: u16) {
-    let Some(qp) = device.qps.get(qpn) else { return };
+    let Some(qp) = device.qps.get(qpn) else {
+        return;
+    };
     let (state, record) = (qp.state, qp.decoded.dbr);
-    if !matches!(state, State::ReadyToSend | State::SendQueueError | State::SendQueueDrained | State::Error) {
+    if !matches!(
+        state,
+        State::ReadyToSend | State::SendQueueError | State::SendQueueDrained | State::Error
+    ) {
         let rule = "a send queue is rung in RTS, SQD, SQER or ERR";
-        device.refuse(format!("qp {qpn:#x}"), "state", state as u8, rule, "IBA 10.3.1");
+        device.refuse(
+            format!("qp {qpn:#x}"),
+            "state",
+            state as u8,
+            rule,
+            "IBA 10.3.1",
+        );
         return;
     }
     if !read_producer(device, qpn) {
         return;
     }
-    let Some(qp) = device.qps.get(qpn) else { return };
+    let Some(qp) = device.qps.get(qpn) else {
+        return;
+    };
     // Drivers ring with the index of the last WQE or with the next free one; both are at most the record's.
     if (qp.requester.producer.wrapping_sub(index) as i16) < 0 {
         device.counters.doorbells_ahead += 1;
         let rule = "the doorbell record is written before the doorbell";
-        device.refuse(format!("qp {qpn:#x} doorbell record {record:#x}"), "wqe_index", index, rule, "PRM, doorbell record");
+        device.refuse(
+            format!("qp {qpn:#x} doorbell record {record:#x}"),
+            "wqe_index",
+            index,
+            rule,
+            "PRM, doorbell record",
+        );
     }
     device.schedule(qpn);
 }
 
 /// Reads the send producer index. `false` if the record cannot be used; the queue pair is then in error.
 fn read_producer(device: &mut Device, qpn: u32) -> bool {
-    let Some(qp) = device.qps.get_mut(qpn) else { return false };
-    let Some(log_size) = qp.queues.log_send else { return false };
+    let Some(qp) = device.qps.get_mut(qpn) else {
+        return false;
+    };
+    let Some(log_size) = qp.queues.log_send else {
+        return false;
+    };
     let Ok(word) = device.host.read_be32(qp.decoded.dbr + dbr::SEND) else {
         fatal(device, qpn, kind::WQ_CATAS_ERROR);
         return false;
@@ -204,7 +242,13 @@ fn read_producer(device: &mut Device, qpn: u32) -> bool {
     let posted = u32::from(producer.wrapping_sub(qp.requester.fetched));
     if posted > 1 << log_size {
         let rule = "at most as many blocks are posted as the queue has";
-        device.refuse(format!("qp {qpn:#x}"), "send producer", producer, rule, "PRM, doorbell record");
+        device.refuse(
+            format!("qp {qpn:#x}"),
+            "send producer",
+            producer,
+            rule,
+            "PRM, doorbell record",
+        );
         fatal(device, qpn, kind::WQ_CATAS_ERROR);
         return false;
     }
@@ -249,14 +293,27 @@ pub fn run(device: &mut Device, qp: &mut Qp, budget: &mut Budget, now: Instant) 
 fn take_next(device: &mut Device, qp: &mut Qp) -> bool {
     let requester = &qp.requester;
     let available = requester.producer.wrapping_sub(requester.fetched);
-    if available == 0 || requester.flights.len() >= MAX_FLIGHTS || requester.flights.back().is_some_and(|f| f.failure.is_some()) {
+    if available == 0
+        || requester.flights.len() >= MAX_FLIGHTS
+        || requester
+            .flights
+            .back()
+            .is_some_and(|f| f.failure.is_some())
+    {
         return false;
     }
     let (wqe, failure) = match wqe::fetch(&device.host, qp, requester.fetched, available) {
         Fetched::Wqe(wqe) => {
-            let too_long = wqe.len > 1 << qp.decoded.log_msg_max || qp.service.is_datagram() && wqe.len as usize > device.port.mtu();
+            let too_long = wqe.len > 1 << qp.decoded.log_msg_max
+                || qp.service.is_datagram() && wqe.len as usize > device.port.mtu();
             let failure = too_long.then(|| {
-                device.refuse(format!("qp {:#x} wqe {:#x}", qp.number, wqe.index), "byte_count", wqe.len, "a message has at most 2^log_msg_max bytes, a datagram one MTU", "IBA 9.7.8");
+                device.refuse(
+                    format!("qp {:#x} wqe {:#x}", qp.number, wqe.index),
+                    "byte_count",
+                    wqe.len,
+                    "a message has at most 2^log_msg_max bytes, a datagram one MTU",
+                    "IBA 9.7.8",
+                );
                 Failure::new(syndrome::LOCAL_LENGTH, vendor::LENGTH)
             });
             (wqe, failure)
@@ -265,9 +322,18 @@ fn take_next(device: &mut Device, qp: &mut Qp) -> bool {
             if wrong.torn {
                 device.counters.torn_wqes += 1;
             }
-            device.refuse(format!("qp {:#x} wqe {:#x}", qp.number, wrong.index), wrong.field, wrong.value, wrong.rule, "PRM, WQE format");
+            device.refuse(
+                format!("qp {:#x} wqe {:#x}", qp.number, wrong.index),
+                wrong.field,
+                wrong.value,
+                wrong.rule,
+                "PRM, WQE format",
+            );
             let failure = Failure::new(syndrome::LOCAL_QP_OP, vendor::WQE_FORMAT);
-            (placeholder(wrong.index, wrong.blocks, wrong.opcode), Some(failure))
+            (
+                placeholder(wrong.index, wrong.blocks, wrong.opcode),
+                Some(failure),
+            )
         }
         Fetched::Unreachable => {
             let failure = Failure::new(syndrome::LOCAL_QP_OP, vendor::WQE_FETCH);
@@ -284,7 +350,14 @@ fn take_next(device: &mut Device, qp: &mut Qp) -> bool {
     };
     // What fails is never sent, so it takes no sequence numbers.
     let packets = if failure.is_some() { 0 } else { packets };
-    requester.flights.push_back(Flight { wqe, first_psn: requester.next_psn, packets, received: 0, executed: false, failure });
+    requester.flights.push_back(Flight {
+        wqe,
+        first_psn: requester.next_psn,
+        packets,
+        received: 0,
+        executed: false,
+        failure,
+    });
     requester.next_psn = psn::add(requester.next_psn, packets);
     true
 }
@@ -316,7 +389,9 @@ enum Step {
 /// Does the cursor's next packet, or its local operation.
 fn step(device: &mut Device, qp: &mut Qp, now: Instant) -> Step {
     let requester = &qp.requester;
-    let Some(flight) = requester.flights.get(requester.cursor) else { return Step::Wait };
+    let Some(flight) = requester.flights.get(requester.cursor) else {
+        return Step::Wait;
+    };
     if flight.failure.is_some() {
         return Step::Wait;
     }
@@ -335,7 +410,9 @@ fn step(device: &mut Device, qp: &mut Qp, now: Instant) -> Step {
             Step::Local
         }
         Operation::Invalidate { key } => {
-            let failure = responder::invalidate(device, qp, key).err().map(local_failure);
+            let failure = responder::invalidate(device, qp, key)
+                .err()
+                .map(local_failure);
             let cursor = qp.requester.cursor;
             if let Some(flight) = qp.requester.flights.get_mut(cursor) {
                 flight.executed = true;
@@ -343,7 +420,11 @@ fn step(device: &mut Device, qp: &mut Qp, now: Instant) -> Step {
             }
             Step::Local
         }
-        Operation::Read { .. } | Operation::Atomic { .. } if requester.reads_out() >= qp.decoded.max_reads_out => Step::Wait,
+        Operation::Read { .. } | Operation::Atomic { .. }
+            if requester.reads_out() >= qp.decoded.max_reads_out =>
+        {
+            Step::Wait
+        }
         _ if qp.service.is_reliable() && requester.unanswered() >= MAX_UNANSWERED => Step::Wait,
         _ => send(device, qp, now),
     }
@@ -353,7 +434,11 @@ fn step(device: &mut Device, qp: &mut Qp, now: Instant) -> Step {
 fn advance(qp: &mut Qp, packets: u32) {
     let requester = &mut qp.requester;
     requester.sent += packets;
-    if requester.flights.get(requester.cursor).is_none_or(|f| requester.sent >= f.packets) {
+    if requester
+        .flights
+        .get(requester.cursor)
+        .is_none_or(|f| requester.sent >= f.packets)
+    {
         requester.cursor += 1;
         requester.sent = 0;
     }
@@ -370,13 +455,26 @@ fn local_failure(denied: Denied) -> Failure {
 
 /// Who a queue pair is to memory keys.
 pub fn accessor(qp: &Qp) -> Accessor {
-    Accessor { pd: qp.decoded.pd, qpn: qp.number }
+    Accessor {
+        pd: qp.decoded.pd,
+        qpn: qp.number,
+    }
 }
 
 /// Reads a part of what a WQE sends.
-fn gather(device: &Device, qp: &Qp, wqe: &Wqe, offset: usize, len: usize) -> Result<Vec<u8>, Denied> {
+fn gather(
+    device: &Device,
+    qp: &Qp,
+    wqe: &Wqe,
+    offset: usize,
+    len: usize,
+) -> Result<Vec<u8>, Denied> {
     if !wqe.inline.is_empty() {
-        return Ok(wqe.inline.get(offset..offset + len).unwrap_or_default().to_vec());
+        return Ok(wqe
+            .inline
+            .get(offset..offset + len)
+            .unwrap_or_default()
+            .to_vec());
     }
     let mut data = vec![0; len];
     let mut skip = offset;
@@ -389,7 +487,14 @@ fn gather(device: &Device, qp: &Qp, wqe: &Wqe, offset: usize, len: usize) -> Res
         }
         let piece = (size - skip).min(len - done);
         let into = data.get_mut(done..done + piece).ok_or(Denied::Bounds)?;
-        memory::read(device, accessor(qp), sge.key, sge.address.wrapping_add(skip as u64), Purpose::LocalRead, into)?;
+        memory::read(
+            device,
+            accessor(qp),
+            sge.key,
+            sge.address.wrapping_add(skip as u64),
+            Purpose::LocalRead,
+            into,
+        )?;
         skip = 0;
         done += piece;
         if done == len {
@@ -403,26 +508,70 @@ fn gather(device: &Device, qp: &Qp, wqe: &Wqe, offset: usize, len: usize) -> Res
 fn send(device: &mut Device, qp: &mut Qp, now: Instant) -> Step {
     let requester = &qp.requester;
     let (cursor, sent) = (requester.cursor, requester.sent);
-    let Some(flight) = requester.flights.get(cursor) else { return Step::Wait };
+    let Some(flight) = requester.flights.get(cursor) else {
+        return Step::Wait;
+    };
     let wqe = &flight.wqe;
     let mtu = qp.decoded.mtu;
     let offset = sent as usize * mtu;
     let rest = (wqe.len as usize).saturating_sub(offset);
     let last = sent + 1 == flight.packets;
-    let position = Position { first: sent == 0, last };
+    let position = Position {
+        first: sent == 0,
+        last,
+    };
     let rider = |rider| if last { rider } else { Rider::None };
     let (kind, carried, answered) = match wqe.operation {
-        Operation::Send { rider: r } => (Kind::Send { position, rider: rider(r) }, rest.min(packet_len(device, qp)), 1),
-        Operation::Write { address, rkey, rider: r } => {
-            let reth = position.first.then_some(Reth { address, rkey, len: wqe.len });
-            (Kind::Write { position, reth, rider: rider(r) }, rest.min(mtu), 1)
+        Operation::Send { rider: r } => (
+            Kind::Send {
+                position,
+                rider: rider(r),
+            },
+            rest.min(packet_len(device, qp)),
+            1,
+        ),
+        Operation::Write {
+            address,
+            rkey,
+            rider: r,
+        } => {
+            let reth = position.first.then_some(Reth {
+                address,
+                rkey,
+                len: wqe.len,
+            });
+            (
+                Kind::Write {
+                    position,
+                    reth,
+                    rider: rider(r),
+                },
+                rest.min(mtu),
+                1,
+            )
         }
         // One request asks for all that is missing.
         Operation::Read { address, rkey } => {
-            let reth = Reth { address: address.wrapping_add(offset as u64), rkey, len: rest as u32 };
+            let reth = Reth {
+                address: address.wrapping_add(offset as u64),
+                rkey,
+                len: rest as u32,
+            };
             (Kind::ReadRequest(reth), 0, flight.packets - sent)
         }
-        Operation::Atomic { address, rkey, operation } => (Kind::AtomicRequest { address, rkey, operation }, 0, 1),
+        Operation::Atomic {
+            address,
+            rkey,
+            operation,
+        } => (
+            Kind::AtomicRequest {
+                address,
+                rkey,
+                operation,
+            },
+            0,
+            1,
+        ),
         Operation::Nop | Operation::Invalidate { .. } => return Step::Wait,
     };
     let payload = match gather(device, qp, wqe, offset, carried) {
@@ -439,7 +588,8 @@ fn send(device: &mut Device, qp: &mut Qp, now: Instant) -> Step {
             return Step::Local;
         }
     };
-    let ack_request = qp.service.is_reliable() && (last || flight.awaits_data() || sent % ACK_EVERY == ACK_EVERY - 1);
+    let ack_request = qp.service.is_reliable()
+        && (last || flight.awaits_data() || sent % ACK_EVERY == ACK_EVERY - 1);
     let mut packet = address(device, qp, wqe);
     packet.psn = psn::add(flight.first_psn, sent);
     packet.ack_request = ack_request;
@@ -462,7 +612,11 @@ fn send(device: &mut Device, qp: &mut Qp, now: Instant) -> Step {
 
 /// Bytes that a SEND's packet holds: a datagram is one packet whatever the queue pair's MTU field says.
 fn packet_len(device: &Device, qp: &Qp) -> usize {
-    if qp.service.is_datagram() { device.port.mtu() } else { qp.decoded.mtu }
+    if qp.service.is_datagram() {
+        device.port.mtu()
+    } else {
+        qp.decoded.mtu
+    }
 }
 
 /// A packet with its addresses filled in.
@@ -500,11 +654,16 @@ fn address(device: &Device, qp: &Qp, wqe: &Wqe) -> Packet {
     if let Some(av) = wqe.destination {
         packet.destination_lid = av.lid;
         packet.sl = av.sl;
-        packet.grh = av.gid.map(|gid| grh(gid, av.traffic_class, av.flow_label, av.hop_limit));
+        packet.grh = av
+            .gid
+            .map(|gid| grh(gid, av.traffic_class, av.flow_label, av.hop_limit));
         packet.qpn = av.qpn;
         // A Q_Key with the top bit set stands for the queue pair's own (IBA 10.2.5).
         let qkey = if av.qkey >> 31 == 1 { d.qkey } else { av.qkey };
-        packet.deth = Some(Deth { qkey, source_qpn: responder::wire_qpn(qp) });
+        packet.deth = Some(Deth {
+            qkey,
+            source_qpn: responder::wire_qpn(qp),
+        });
     }
     packet
 }
@@ -541,11 +700,18 @@ pub fn timer(device: &mut Device, qp: &mut Qp, now: Instant) {
             qp.requester.rewind();
         }
     }
-    if qp.requester.deadline.is_some_and(|deadline| deadline <= now) {
+    if qp
+        .requester
+        .deadline
+        .is_some_and(|deadline| deadline <= now)
+    {
         qp.requester.deadline = None;
         retry(device, qp);
     }
-    let next = [qp.requester.pause_until, qp.requester.deadline].into_iter().flatten().min();
+    let next = [qp.requester.pause_until, qp.requester.deadline]
+        .into_iter()
+        .flatten()
+        .min();
     if let Some(next) = next {
         look_at(device, qp, next);
     }
@@ -582,7 +748,9 @@ pub fn answer(device: &mut Device, qp: &mut Qp, packet: &Packet, now: Instant) {
     let ahead = psn::distance(packet.psn, requester.unacked);
     let behind_next = psn::distance(packet.psn, requester.next_psn) < 0;
     match packet.kind {
-        Kind::Acknowledge(Verdict::Ack) if ahead >= 0 && behind_next => acknowledge(qp, psn::add(packet.psn, 1)),
+        Kind::Acknowledge(Verdict::Ack) if ahead >= 0 && behind_next => {
+            acknowledge(qp, psn::add(packet.psn, 1))
+        }
         Kind::Acknowledge(Verdict::ReceiverNotReady(code)) if ahead >= 0 && behind_next => {
             acknowledge(qp, packet.psn);
             receiver_not_ready(device, qp, code, now);
@@ -609,7 +777,11 @@ fn acknowledge(qp: &mut Qp, unacked: u32) {
     let requester = &mut qp.requester;
     // An acknowledgement cannot stand for the data of a READ before it.
     let mut limit = unacked;
-    for flight in requester.flights.iter().filter(|f| f.awaits_data() && f.received < f.packets) {
+    for flight in requester
+        .flights
+        .iter()
+        .filter(|f| f.awaits_data() && f.received < f.packets)
+    {
         let missing = psn::add(flight.first_psn, flight.received);
         if psn::distance(limit, missing) > 0 {
             limit = missing;
@@ -627,7 +799,11 @@ fn receiver_not_ready(device: &mut Device, qp: &mut Qp, code: u8, now: Instant) 
     device.counters.rnr_naks += 1;
     if qp.decoded.rnr_retry != FOREVER {
         if qp.requester.rnr_retries_left == 0 {
-            return fail_oldest(device, qp, Failure::new(syndrome::RNR_RETRY_EXC, vendor::RNR_RETRY));
+            return fail_oldest(
+                device,
+                qp,
+                Failure::new(syndrome::RNR_RETRY_EXC, vendor::RNR_RETRY),
+            );
         }
         qp.requester.rnr_retries_left -= 1;
     }
@@ -648,23 +824,33 @@ fn refused(device: &mut Device, qp: &mut Qp, nak: Nak) {
 
 /// The flight whose next response packet has a sequence number.
 fn awaiting(qp: &Qp, psn_: u32) -> Option<usize> {
-    qp.requester.flights.iter().position(|f| f.awaits_data() && f.received < f.packets && psn::add(f.first_psn, f.received) == psn_)
+    qp.requester.flights.iter().position(|f| {
+        f.awaits_data() && f.received < f.packets && psn::add(f.first_psn, f.received) == psn_
+    })
 }
 
 fn read_response(device: &mut Device, qp: &mut Qp, packet: &Packet, position: Position) {
-    let Some(index) = awaiting(qp, packet.psn) else { return };
+    let Some(index) = awaiting(qp, packet.psn) else {
+        return;
+    };
     // A response also says that everything before it has arrived.
     acknowledge(qp, packet.psn);
-    let Some(flight) = qp.requester.flights.get(index) else { return };
+    let Some(flight) = qp.requester.flights.get(index) else {
+        return;
+    };
     let offset = flight.received as usize * qp.decoded.mtu;
-    let expected = (flight.wqe.len as usize).saturating_sub(offset).min(qp.decoded.mtu);
+    let expected = (flight.wqe.len as usize)
+        .saturating_sub(offset)
+        .min(qp.decoded.mtu);
     let ends = flight.received + 1 == flight.packets;
     let result = if packet.payload.len() != expected || position.last != ends {
         Err(Failure::new(syndrome::BAD_RESP, vendor::REMOTE_INVALID))
     } else {
         scatter(device, qp, &flight.wqe, offset, &packet.payload).map_err(local_failure)
     };
-    let Some(flight) = qp.requester.flights.get_mut(index) else { return };
+    let Some(flight) = qp.requester.flights.get_mut(index) else {
+        return;
+    };
     match result {
         Ok(()) => {
             flight.received += 1;
@@ -675,12 +861,22 @@ fn read_response(device: &mut Device, qp: &mut Qp, packet: &Packet, position: Po
 }
 
 fn atomic_response(device: &mut Device, qp: &mut Qp, psn_: u32, original: u64) {
-    let Some(index) = awaiting(qp, psn_) else { return };
+    let Some(index) = awaiting(qp, psn_) else {
+        return;
+    };
     acknowledge(qp, psn_);
-    let Some(flight) = qp.requester.flights.get(index) else { return };
-    let bytes = if device.caps.atomic_host_order { original.to_ne_bytes() } else { original.to_be_bytes() };
+    let Some(flight) = qp.requester.flights.get(index) else {
+        return;
+    };
+    let bytes = if device.caps.atomic_host_order {
+        original.to_ne_bytes()
+    } else {
+        original.to_be_bytes()
+    };
     let result = scatter(device, qp, &flight.wqe, 0, &bytes).map_err(local_failure);
-    let Some(flight) = qp.requester.flights.get_mut(index) else { return };
+    let Some(flight) = qp.requester.flights.get_mut(index) else {
+        return;
+    };
     match result {
         Ok(()) => {
             flight.received = 1;
@@ -699,14 +895,18 @@ fn scatter(device: &Device, qp: &Qp, wqe: &Wqe, offset: usize, data: &[u8]) -> R
 fn complete(device: &mut Device, qp: &mut Qp) {
     while let Some(front) = qp.requester.flights.front() {
         if let Some(failure) = front.failure {
-            let Some(flight) = qp.requester.flights.pop_front() else { return };
+            let Some(flight) = qp.requester.flights.pop_front() else {
+                return;
+            };
             report(device, qp, &flight.wqe, Some(failure));
             return enter_error(device, qp, None);
         }
         if qp.requester.cursor == 0 || !front.is_done(qp.requester.unacked) {
             return;
         }
-        let Some(flight) = qp.requester.flights.pop_front() else { return };
+        let Some(flight) = qp.requester.flights.pop_front() else {
+            return;
+        };
         qp.requester.cursor -= 1;
         if !report(device, qp, &flight.wqe, None) {
             // Its completion queue is broken: nothing can be told any more.
@@ -720,12 +920,19 @@ fn report(device: &mut Device, qp: &Qp, wqe: &Wqe, failure: Option<Failure>) -> 
     if failure.is_none() && wqe.completion < 2 {
         return true;
     }
-    let opcode = if failure.is_some() { error_opcode(true) } else { cqe_opcode::REQ };
+    let opcode = if failure.is_some() {
+        error_opcode(true)
+    } else {
+        cqe_opcode::REQ
+    };
     let mut entry = Completion::new(opcode, qp.number, qp.decoded.user_index, wqe.index);
     entry.send_opcode = wqe.opcode;
     entry.failure = failure;
     entry.solicited = wqe.completion == 3;
-    if matches!(wqe.operation, Operation::Read { .. } | Operation::Atomic { .. }) {
+    if matches!(
+        wqe.operation,
+        Operation::Read { .. } | Operation::Atomic { .. }
+    ) {
         entry.byte_count = wqe.len;
     }
     completion::post(device, qp.decoded.cqn_send, &entry)
@@ -733,7 +940,9 @@ fn report(device: &mut Device, qp: &Qp, wqe: &Wqe, failure: Option<Failure>) -> 
 
 /// Puts a queue pair in error, by command or because of itself.
 pub fn to_error(device: &mut Device, qpn: u32) {
-    let Some(mut qp) = device.qps.borrow_out(qpn) else { return };
+    let Some(mut qp) = device.qps.borrow_out(qpn) else {
+        return;
+    };
     enter_error(device, &mut qp, None);
     device.qps.put_back(qpn, qp);
 }
@@ -766,7 +975,10 @@ pub fn flush_send(device: &mut Device, qp: &mut Qp) {
     }
     qp.requester.cursor = 0;
     qp.requester.sent = 0;
-    if let (Some(_), Ok(word)) = (qp.queues.log_send, device.host.read_be32(qp.decoded.dbr + dbr::SEND)) {
+    if let (Some(_), Ok(word)) = (
+        qp.queues.log_send,
+        device.host.read_be32(qp.decoded.dbr + dbr::SEND),
+    ) {
         qp.requester.producer = word as u16;
     }
     let most = qp.queues.log_send.map_or(0, |log| 1u32 << log);

@@ -5,16 +5,18 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::completion::{self, Completion, Failure, Source, error_opcode};
+use super::event;
 use super::memory::{self, Accessor, Denied, Purpose, Range};
 use super::requester::{self, Budget, accessor};
 use super::wqe::{Sge, scatter_list};
-use super::event;
 use crate::ifc::event::kind;
 use crate::ifc::wqe::{SEGMENT, cqe_opcode, dbr, srq_next, syndrome};
 use crate::objects::device::Device;
 use crate::objects::qp::{Qp, ReceiveFrom, Service};
 use crate::objects::queue::SrqKind;
-use crate::wire::packet::{Atomic, Kind, Nak, Packet, Position, Reth, Rider, Transport, Verdict, psn};
+use crate::wire::packet::{
+    Atomic, Kind, Nak, Packet, Position, Reth, Rider, Transport, Verdict, psn,
+};
 
 /// Longest receive WQE.
 const MAX_RECEIVE_WQE: usize = 512;
@@ -120,7 +122,13 @@ fn reliable(device: &mut Device, qp: &mut Qp, packet: &Packet) {
         // One report for a gap; packets behind it are dropped (IBA 9.7.5.1.1).
         if !std::mem::replace(&mut qp.responder.sequence_reported, true) {
             let expected = qp.responder.expected_psn;
-            reply(device, qp, packet, expected, Kind::Acknowledge(Verdict::Nak(Nak::Sequence)));
+            reply(
+                device,
+                qp,
+                packet,
+                expected,
+                Kind::Acknowledge(Verdict::Nak(Nak::Sequence)),
+            );
         }
         return;
     }
@@ -132,7 +140,13 @@ fn reliable(device: &mut Device, qp: &mut Qp, packet: &Packet) {
         Outcome::Done => {
             qp.responder.expected_psn = psn::add(packet.psn, 1);
             if packet.ack_request {
-                reply(device, qp, packet, packet.psn, Kind::Acknowledge(Verdict::Ack));
+                reply(
+                    device,
+                    qp,
+                    packet,
+                    packet.psn,
+                    Kind::Acknowledge(Verdict::Ack),
+                );
             }
         }
         Outcome::Answered => {}
@@ -162,12 +176,27 @@ fn refuse(device: &mut Device, qp: &mut Qp, nak: Nak) {
 fn duplicate(device: &mut Device, qp: &mut Qp, packet: &Packet) {
     match &packet.kind {
         Kind::ReadRequest(reth) => {
-            qp.responder.jobs.push_back(Job::Read { psn: packet.psn, reth: *reth, sent: 0 });
+            qp.responder.jobs.push_back(Job::Read {
+                psn: packet.psn,
+                reth: *reth,
+                sent: 0,
+            });
         }
         Kind::AtomicRequest { .. } => {
-            let result = qp.responder.atomics.iter().find(|(psn, _)| *psn == packet.psn).map(|(_, original)| *original);
+            let result = qp
+                .responder
+                .atomics
+                .iter()
+                .find(|(psn, _)| *psn == packet.psn)
+                .map(|(_, original)| *original);
             if let Some(original) = result {
-                reply(device, qp, packet, packet.psn, Kind::AtomicResponse { original });
+                reply(
+                    device,
+                    qp,
+                    packet,
+                    packet.psn,
+                    Kind::AtomicResponse { original },
+                );
             }
         }
         _ => {
@@ -183,10 +212,20 @@ const NO_ACCESS: Outcome = Outcome::Refused(Verdict::Nak(Nak::RemoteAccess));
 fn in_sequence(device: &mut Device, qp: &mut Qp, packet: &Packet) -> Outcome {
     match &packet.kind {
         Kind::Send { position, rider } => send(device, qp, packet, *position, *rider),
-        Kind::Write { position, reth, rider } => write(device, qp, packet, *position, *reth, *rider),
+        Kind::Write {
+            position,
+            reth,
+            rider,
+        } => write(device, qp, packet, *position, *reth, *rider),
         Kind::ReadRequest(reth) => read(device, qp, packet, *reth),
-        Kind::AtomicRequest { address, rkey, operation } => atomic(device, qp, packet, *address, *rkey, *operation),
-        Kind::ReadResponse { .. } | Kind::AtomicResponse { .. } | Kind::Acknowledge(_) => Outcome::Answered,
+        Kind::AtomicRequest {
+            address,
+            rkey,
+            operation,
+        } => atomic(device, qp, packet, *address, *rkey, *operation),
+        Kind::ReadResponse { .. } | Kind::AtomicResponse { .. } | Kind::Acknowledge(_) => {
+            Outcome::Answered
+        }
     }
 }
 
@@ -203,7 +242,13 @@ fn not_ready(qp: &Qp) -> Outcome {
     Outcome::Refused(Verdict::ReceiverNotReady(qp.decoded.min_rnr_nak))
 }
 
-fn send(device: &mut Device, qp: &mut Qp, packet: &Packet, position: Position, rider: Rider) -> Outcome {
+fn send(
+    device: &mut Device,
+    qp: &mut Qp,
+    packet: &Packet,
+    position: Position,
+    rider: Rider,
+) -> Outcome {
     if !fits(qp, position, true) || !position.last && packet.payload.len() != qp.decoded.mtu {
         return INVALID;
     }
@@ -215,16 +260,43 @@ fn send(device: &mut Device, qp: &mut Qp, packet: &Packet, position: Position, r
             Err(()) => return Outcome::Refused(Verdict::Nak(Nak::RemoteOperation)),
         },
     };
-    let who = Accessor { pd: receive.pd, qpn: qp.number };
+    let who = Accessor {
+        pd: receive.pd,
+        qpn: qp.number,
+    };
     let room: u64 = receive.scatter.iter().map(|sge| u64::from(sge.len)).sum();
     if u64::from(received) + packet.payload.len() as u64 > room {
         let rule = "a message fits into the receive WQE";
-        device.refuse(format!("qp {:#x} receive {:#x}", qp.number, receive.index), "byte_count", room, rule, "IBA 9.9.3");
-        fail_receive(device, qp, &receive, Failure::new(syndrome::LOCAL_LENGTH, vendor::LENGTH));
+        device.refuse(
+            format!("qp {:#x} receive {:#x}", qp.number, receive.index),
+            "byte_count",
+            room,
+            rule,
+            "IBA 9.9.3",
+        );
+        fail_receive(
+            device,
+            qp,
+            &receive,
+            Failure::new(syndrome::LOCAL_LENGTH, vendor::LENGTH),
+        );
         return INVALID;
     }
-    if scatter(device, who, &receive.scatter, received as usize, &packet.payload).is_err() {
-        fail_receive(device, qp, &receive, Failure::new(syndrome::LOCAL_PROT, vendor::SCATTER));
+    if scatter(
+        device,
+        who,
+        &receive.scatter,
+        received as usize,
+        &packet.payload,
+    )
+    .is_err()
+    {
+        fail_receive(
+            device,
+            qp,
+            &receive,
+            Failure::new(syndrome::LOCAL_PROT, vendor::SCATTER),
+        );
         return Outcome::Refused(Verdict::Nak(Nak::RemoteOperation));
     }
     let received = received + packet.payload.len() as u32;
@@ -237,7 +309,12 @@ fn send(device: &mut Device, qp: &mut Qp, packet: &Packet, position: Position, r
         Rider::Immediate(immediate) => (cqe_opcode::RESP_SEND_IMM, immediate),
         Rider::Invalidate(key) => {
             if invalidate(device, qp, key).is_err() {
-                fail_receive(device, qp, &receive, Failure::new(syndrome::LOCAL_QP_OP, vendor::SCATTER));
+                fail_receive(
+                    device,
+                    qp,
+                    &receive,
+                    Failure::new(syndrome::LOCAL_QP_OP, vendor::SCATTER),
+                );
                 return NO_ACCESS;
             }
             (cqe_opcode::RESP_SEND_INV, key)
@@ -267,12 +344,24 @@ fn deliver(device: &mut Device, qp: &mut Qp, receive: &Receive, mut entry: Compl
 }
 
 fn fail_receive(device: &mut Device, qp: &mut Qp, receive: &Receive, failure: Failure) {
-    let mut entry = Completion::new(error_opcode(false), qp.number, qp.decoded.user_index, receive.index);
+    let mut entry = Completion::new(
+        error_opcode(false),
+        qp.number,
+        qp.decoded.user_index,
+        receive.index,
+    );
     entry.failure = Some(failure);
     deliver(device, qp, receive, entry);
 }
 
-fn write(device: &mut Device, qp: &mut Qp, packet: &Packet, position: Position, reth: Option<Reth>, rider: Rider) -> Outcome {
+fn write(
+    device: &mut Device,
+    qp: &mut Qp,
+    packet: &Packet,
+    position: Position,
+    reth: Option<Reth>,
+    rider: Rider,
+) -> Outcome {
     if !fits(qp, position, false) || !position.last && packet.payload.len() != qp.decoded.mtu {
         return INVALID;
     }
@@ -306,16 +395,35 @@ fn write(device: &mut Device, qp: &mut Qp, packet: &Packet, position: Position, 
     };
     if !packet.payload.is_empty() {
         let address = reth.address.wrapping_add(u64::from(received));
-        if memory::write(device, accessor(qp), reth.rkey, address, Purpose::RemoteWrite, &packet.payload).is_err() {
+        if memory::write(
+            device,
+            accessor(qp),
+            reth.rkey,
+            address,
+            Purpose::RemoteWrite,
+            &packet.payload,
+        )
+        .is_err()
+        {
             return NO_ACCESS;
         }
     }
     if !position.last {
-        qp.responder.incoming = Some(Incoming::Write { reth, received: total as u32 });
+        qp.responder.incoming = Some(Incoming::Write {
+            reth,
+            received: total as u32,
+        });
         return Outcome::Done;
     }
-    let (Some(receive), Rider::Immediate(immediate)) = (receive, rider) else { return Outcome::Done };
-    let mut entry = Completion::new(cqe_opcode::RESP_WR_IMM, qp.number, qp.decoded.user_index, receive.index);
+    let (Some(receive), Rider::Immediate(immediate)) = (receive, rider) else {
+        return Outcome::Done;
+    };
+    let mut entry = Completion::new(
+        cqe_opcode::RESP_WR_IMM,
+        qp.number,
+        qp.decoded.user_index,
+        receive.index,
+    );
     entry.immediate = immediate;
     entry.byte_count = reth.len;
     entry.solicited = packet.solicited;
@@ -332,10 +440,20 @@ fn permitted(device: &Device, qp: &Qp, reth: Reth, purpose: Purpose) -> bool {
     };
     if !enabled {
         let rule = "the queue pair permits this kind of remote access";
-        device.refuse(format!("qp {:#x} {purpose:?}", qp.number), field, 0u8, rule, "IBA 9.7.4.1.5");
+        device.refuse(
+            format!("qp {:#x} {purpose:?}", qp.number),
+            field,
+            0u8,
+            rule,
+            "IBA 9.7.4.1.5",
+        );
         return false;
     }
-    let range = Range { key: reth.rkey, address: reth.address, len: u64::from(reth.len) };
+    let range = Range {
+        key: reth.rkey,
+        address: reth.address,
+        len: u64::from(reth.len),
+    };
     reth.len == 0 || memory::check(device, accessor(qp), range, purpose).is_ok()
 }
 
@@ -348,42 +466,79 @@ fn read(device: &mut Device, qp: &mut Qp, packet: &Packet, reth: Reth) -> Outcom
     }
     let packets = (reth.len as usize).div_ceil(qp.decoded.mtu).max(1) as u32;
     qp.responder.expected_psn = psn::add(packet.psn, packets);
-    qp.responder.jobs.push_back(Job::Read { psn: packet.psn, reth, sent: 0 });
+    qp.responder.jobs.push_back(Job::Read {
+        psn: packet.psn,
+        reth,
+        sent: 0,
+    });
     Outcome::Answered
 }
 
-fn atomic(device: &mut Device, qp: &mut Qp, packet: &Packet, address: u64, rkey: u32, operation: Atomic) -> Outcome {
+fn atomic(
+    device: &mut Device,
+    qp: &mut Qp,
+    packet: &Packet,
+    address: u64,
+    rkey: u32,
+    operation: Atomic,
+) -> Outcome {
     if address % 8 != 0 {
         let rule = "an atomic's address is aligned to 8 bytes";
-        device.refuse(format!("qp {:#x} atomic", qp.number), "raddr", address, rule, "IBA 9.4.5");
+        device.refuse(
+            format!("qp {:#x} atomic", qp.number),
+            "raddr",
+            address,
+            rule,
+            "IBA 9.4.5",
+        );
         return INVALID;
     }
     if qp.responder.incoming.is_some() {
         return INVALID;
     }
-    if !permitted(device, qp, Reth { address, rkey, len: 8 }, Purpose::RemoteAtomic) {
+    if !permitted(
+        device,
+        qp,
+        Reth {
+            address,
+            rkey,
+            len: 8,
+        },
+        Purpose::RemoteAtomic,
+    ) {
         return NO_ACCESS;
     }
     let host_order = device.caps.atomic_host_order;
     let swap = |value: u64| if host_order { value } else { value.to_be() };
     let mut change = |old: u64| apply(operation, swap(old)).map(swap);
-    let Ok(old) = memory::atomic(device, accessor(qp), rkey, address, &mut change) else { return NO_ACCESS };
+    let Ok(old) = memory::atomic(device, accessor(qp), rkey, address, &mut change) else {
+        return NO_ACCESS;
+    };
     let original = swap(old);
     if qp.responder.atomics.len() >= qp.decoded.max_reads_in {
         qp.responder.atomics.pop_front();
     }
     qp.responder.atomics.push_back((packet.psn, original));
     qp.responder.expected_psn = psn::add(packet.psn, 1);
-    reply(device, qp, packet, packet.psn, Kind::AtomicResponse { original });
+    reply(
+        device,
+        qp,
+        packet,
+        packet.psn,
+        Kind::AtomicResponse { original },
+    );
     Outcome::Answered
 }
 
 /// The new value, or `None` if the comparison fails.
 fn apply(operation: Atomic, old: u64) -> Option<u64> {
     match operation {
-        Atomic::CompareSwap { compare, compare_mask, swap, swap_mask } => {
-            ((old ^ compare) & compare_mask == 0).then_some(old & !swap_mask | swap & swap_mask)
-        }
+        Atomic::CompareSwap {
+            compare,
+            compare_mask,
+            swap,
+            swap_mask,
+        } => ((old ^ compare) & compare_mask == 0).then_some(old & !swap_mask | swap & swap_mask),
         Atomic::FetchAdd { add, boundary: 0 } => Some(old.wrapping_add(add)),
         Atomic::FetchAdd { add, boundary } => {
             // Add without the boundary bits, so that no carry leaves a field, and set these by themselves.
@@ -396,7 +551,13 @@ fn apply(operation: Atomic, old: u64) -> Option<u64> {
 /// Takes away a key that its owner permitted to be invalidated.
 pub fn invalidate(device: &mut Device, qp: &Qp, key: u32) -> Result<(), Denied> {
     let denied = |device: &Device, reason, rule| {
-        device.refuse(format!("qp {:#x} invalidate", qp.number), "rkey", key, rule, "IBA 10.6.7.2.4");
+        device.refuse(
+            format!("qp {:#x} invalidate", qp.number),
+            "rkey",
+            key,
+            rule,
+            "IBA 10.6.7.2.4",
+        );
         Err(reason)
     };
     match device.mkeys.get_mut(key >> 8) {
@@ -404,14 +565,20 @@ pub fn invalidate(device: &mut Device, qp: &Qp, key: u32) -> Result<(), Denied> 
             mkey.free = true;
             Ok(())
         }
-        Some(_) => denied(device, Denied::Domain, "a valid key of the queue pair's protection domain"),
+        Some(_) => denied(
+            device,
+            Denied::Domain,
+            "a valid key of the queue pair's protection domain",
+        ),
         None => denied(device, Denied::Key, "a key that exists"),
     }
 }
 
 /// Without acknowledgements a gap only loses the message that it is in (IBA 9.8.2.2).
 fn unreliable(device: &mut Device, qp: &mut Qp, packet: &Packet) {
-    let (Kind::Send { position, .. } | Kind::Write { position, .. }) = &packet.kind else { return };
+    let (Kind::Send { position, .. } | Kind::Write { position, .. }) = &packet.kind else {
+        return;
+    };
     if packet.psn != qp.responder.expected_psn {
         qp.responder.incoming = None;
     }
@@ -429,12 +596,20 @@ fn unreliable(device: &mut Device, qp: &mut Qp, packet: &Packet) {
 }
 
 fn datagram(device: &mut Device, qp: &mut Qp, packet: &Packet) {
-    let (Kind::Send { rider, .. }, Some(deth)) = (&packet.kind, packet.deth) else { return };
+    let (Kind::Send { rider, .. }, Some(deth)) = (&packet.kind, packet.deth) else {
+        return;
+    };
     // QP0 has no key check; QP1 has the well-known one, which the driver sets in its context.
     if qp.service == Service::Ud && deth.qkey != qp.decoded.qkey {
         device.counters.packets_dropped += 1;
         let rule = "a datagram has the queue pair's Q_Key";
-        return device.refuse(format!("qp {:#x} datagram", qp.number), "qkey", deth.qkey, rule, "IBA 9.8.3.1");
+        return device.refuse(
+            format!("qp {:#x} datagram", qp.number),
+            "qkey",
+            deth.qkey,
+            rule,
+            "IBA 9.8.3.1",
+        );
     }
     let receive = match take_receive(device, qp, None) {
         Ok(Some(receive)) => receive,
@@ -444,10 +619,16 @@ fn datagram(device: &mut Device, qp: &mut Qp, packet: &Packet) {
         }
         Err(()) => return requester::enter_error(device, qp, None),
     };
-    let who = Accessor { pd: receive.pd, qpn: qp.number };
+    let who = Accessor {
+        pd: receive.pd,
+        qpn: qp.number,
+    };
     let mut head = [0; GRH_LEN];
     if let Some(grh) = &packet.grh {
-        head[0..4].copy_from_slice(&(6 << 28 | u32::from(grh.traffic_class) << 20 | grh.flow_label & 0xf_ffff).to_be_bytes());
+        head[0..4].copy_from_slice(
+            &((6 << 28) | (u32::from(grh.traffic_class) << 20) | grh.flow_label & 0xf_ffff)
+                .to_be_bytes(),
+        );
         head[4..6].copy_from_slice(&(packet.payload.len() as u16).to_be_bytes());
         // Next header 0x1b is the base transport header.
         head[6] = 0x1b;
@@ -491,12 +672,25 @@ fn datagram(device: &mut Device, qp: &mut Qp, packet: &Packet) {
 }
 
 /// Takes the next receive WQE: `None` if there is none, an error if its memory or queue is broken.
-fn take_receive(device: &mut Device, qp: &mut Qp, xrc_srqn: Option<u32>) -> Result<Option<Receive>, ()> {
+fn take_receive(
+    device: &mut Device,
+    qp: &mut Qp,
+    xrc_srqn: Option<u32>,
+) -> Result<Option<Receive>, ()> {
     if let Some(srqn) = xrc_srqn {
-        let in_domain = device.srqs.get(srqn).is_some_and(|s| s.kind == SrqKind::Xrc && s.xrcd == Some(qp.decoded.xrcd));
+        let in_domain = device
+            .srqs
+            .get(srqn)
+            .is_some_and(|s| s.kind == SrqKind::Xrc && s.xrcd == Some(qp.decoded.xrcd));
         if !in_domain {
             let rule = "an XRC packet names an SRQ of the queue pair's XRC domain";
-            device.refuse(format!("qp {:#x}", qp.number), "xrc_srqn", srqn, rule, "IBA annex A14");
+            device.refuse(
+                format!("qp {:#x}", qp.number),
+                "xrc_srqn",
+                srqn,
+                rule,
+                "IBA annex A14",
+            );
             return Err(());
         }
         return take_shared(device, srqn);
@@ -510,19 +704,32 @@ fn take_receive(device: &mut Device, qp: &mut Qp, xrc_srqn: Option<u32>) -> Resu
 
 /// Receive WQEs that are posted to a queue pair's own queue and not taken.
 fn posted(device: &Device, qp: &Qp) -> Result<u16, ()> {
-    let Some(log_size) = qp.queues.log_receive else { return Ok(0) };
-    let word = device.host.read_be32(qp.decoded.dbr + dbr::RECEIVE).map_err(|_| ())?;
+    let Some(log_size) = qp.queues.log_receive else {
+        return Ok(0);
+    };
+    let word = device
+        .host
+        .read_be32(qp.decoded.dbr + dbr::RECEIVE)
+        .map_err(|_| ())?;
     let posted = (word as u16).wrapping_sub(qp.responder.consumed as u16);
     if u32::from(posted) > 1 << log_size {
         let rule = "at most as many receive WQEs are posted as the queue has";
-        device.refuse(format!("qp {:#x}", qp.number), "receive producer", word, rule, "PRM, doorbell record");
+        device.refuse(
+            format!("qp {:#x}", qp.number),
+            "receive producer",
+            word,
+            rule,
+            "PRM, doorbell record",
+        );
         return Err(());
     }
     Ok(posted)
 }
 
 fn take_own(device: &mut Device, qp: &mut Qp) -> Result<Option<Receive>, ()> {
-    let Some(log_size) = qp.queues.log_receive else { return Ok(None) };
+    let Some(log_size) = qp.queues.log_receive else {
+        return Ok(None);
+    };
     if posted(device, qp)? == 0 {
         return Ok(None);
     }
@@ -531,27 +738,44 @@ fn take_own(device: &mut Device, qp: &mut Qp) -> Result<Option<Receive>, ()> {
     let mut raw = [0; MAX_RECEIVE_WQE];
     let raw = raw.get_mut(..stride).ok_or(())?;
     read_queue(device, &qp.queues.buffer, slot << qp.queues.log_stride, raw)?;
-    let receive =
-        Receive { index: qp.responder.consumed as u16, scatter: scatter_list(raw), pd: qp.decoded.pd, complete_to: None };
+    let receive = Receive {
+        index: qp.responder.consumed as u16,
+        scatter: scatter_list(raw),
+        pd: qp.decoded.pd,
+        complete_to: None,
+    };
     qp.responder.consumed = qp.responder.consumed.wrapping_add(1);
     Ok(Some(receive))
 }
 
 /// Reads queue memory, across pages if need be.
-fn read_queue(device: &Device, buffer: &crate::objects::memory::Buffer, offset: u64, into: &mut [u8]) -> Result<(), ()> {
+fn read_queue(
+    device: &Device,
+    buffer: &crate::objects::memory::Buffer,
+    offset: u64,
+    into: &mut [u8],
+) -> Result<(), ()> {
     let mut done = 0;
     while done < into.len() {
         let (addr, left) = buffer.locate(offset + done as u64).ok_or(())?;
         let piece = (into.len() - done).min(left as usize);
-        device.host.read(addr, &mut into[done..done + piece]).map_err(|_| ())?;
+        device
+            .host
+            .read(addr, &mut into[done..done + piece])
+            .map_err(|_| ())?;
         done += piece;
     }
     Ok(())
 }
 
 fn take_shared(device: &mut Device, srqn: u32) -> Result<Option<Receive>, ()> {
-    let Some(srq) = device.srqs.get(srqn).filter(|srq| !srq.error) else { return Err(()) };
-    let word = device.host.read_be32(srq.dbr + dbr::RECEIVE).map_err(|_| ())?;
+    let Some(srq) = device.srqs.get(srqn).filter(|srq| !srq.error) else {
+        return Err(());
+    };
+    let word = device
+        .host
+        .read_be32(srq.dbr + dbr::RECEIVE)
+        .map_err(|_| ())?;
     let posted = (word as u16).wrapping_sub(srq.consumed);
     if posted == 0 {
         return Ok(None);
@@ -562,9 +786,16 @@ fn take_shared(device: &mut Device, srqn: u32) -> Result<Option<Receive>, ()> {
     let slot = u64::from(index) & ((1 << srq.log_size) - 1);
     read_queue(device, &srq.buffer, slot << srq.log_stride, raw)?;
     let (pd, complete_to) = (srq.pd, srq.cqn.map(|cqn| (cqn, srq.user_index)));
-    let receive = Receive { index, scatter: scatter_list(raw.get(SEGMENT..).unwrap_or_default()), pd, complete_to };
+    let receive = Receive {
+        index,
+        scatter: scatter_list(raw.get(SEGMENT..).unwrap_or_default()),
+        pd,
+        complete_to,
+    };
     let next = srq_next::next_wqe_index.get(raw) as u16;
-    let Some(srq) = device.srqs.get_mut(srqn) else { return Err(()) };
+    let Some(srq) = device.srqs.get_mut(srqn) else {
+        return Err(());
+    };
     srq.head = next;
     srq.consumed = srq.consumed.wrapping_add(1);
     let left = posted - 1;
@@ -576,7 +807,13 @@ fn take_shared(device: &mut Device, srqn: u32) -> Result<Option<Receive>, ()> {
 }
 
 /// Writes `data` at byte `offset` of a scatter list.
-pub fn scatter(device: &Device, who: Accessor, list: &[Sge], offset: usize, data: &[u8]) -> Result<(), Denied> {
+pub fn scatter(
+    device: &Device,
+    who: Accessor,
+    list: &[Sge],
+    offset: usize,
+    data: &[u8],
+) -> Result<(), Denied> {
     let mut skip = offset;
     let mut rest = data;
     for sge in list {
@@ -589,11 +826,22 @@ pub fn scatter(device: &Device, who: Accessor, list: &[Sge], offset: usize, data
             continue;
         }
         let (piece, tail) = rest.split_at(rest.len().min(size - skip));
-        memory::write(device, who, sge.key, sge.address.wrapping_add(skip as u64), Purpose::LocalWrite, piece)?;
+        memory::write(
+            device,
+            who,
+            sge.key,
+            sge.address.wrapping_add(skip as u64),
+            Purpose::LocalWrite,
+            piece,
+        )?;
         rest = tail;
         skip = 0;
     }
-    if rest.is_empty() { Ok(()) } else { Err(Denied::Bounds) }
+    if rest.is_empty() {
+        Ok(())
+    } else {
+        Err(Denied::Bounds)
+    }
 }
 
 /// Sends an answer, after those that are waiting.
@@ -607,7 +855,14 @@ fn reply(device: &mut Device, qp: &mut Qp, request: &Packet, psn: u32, kind: Kin
     }
 }
 
-fn response(device: &Device, qp: &Qp, transport: Transport, psn: u32, kind: Kind, payload: Vec<u8>) -> Packet {
+fn response(
+    device: &Device,
+    qp: &Qp,
+    transport: Transport,
+    psn: u32,
+    kind: Kind,
+    payload: Vec<u8>,
+) -> Packet {
     Packet {
         source_lid: device.port.lid,
         destination_lid: qp.decoded.remote_lid,
@@ -628,7 +883,11 @@ fn response(device: &Device, qp: &Qp, transport: Transport, psn: u32, kind: Kind
 
 /// Sends waiting answers for a while. Returns whether there are more.
 pub fn run(device: &mut Device, qp: &mut Qp, budget: &mut Budget) -> bool {
-    let transport = if qp.service == Service::Xrc { Transport::Xrc } else { Transport::Rc };
+    let transport = if qp.service == Service::Xrc {
+        Transport::Xrc
+    } else {
+        Transport::Rc
+    };
     while let Some(job) = qp.responder.jobs.front_mut() {
         if !qp.state.answers() {
             qp.responder.jobs.clear();
@@ -651,11 +910,22 @@ pub fn run(device: &mut Device, qp: &mut Qp, budget: &mut Budget) -> bool {
                         if position.last {
                             qp.responder.jobs.pop_front();
                         }
-                        (psn::add(first_psn, index), Kind::ReadResponse { position }, payload)
+                        (
+                            psn::add(first_psn, index),
+                            Kind::ReadResponse { position },
+                            payload,
+                        )
                     }
                     Err(_) => {
                         let nak = Kind::Acknowledge(Verdict::Nak(Nak::RemoteAccess));
-                        let packet = response(device, qp, transport, psn::add(first_psn, index), nak, Vec::new());
+                        let packet = response(
+                            device,
+                            qp,
+                            transport,
+                            psn::add(first_psn, index),
+                            nak,
+                            Vec::new(),
+                        );
                         device.outbox.push_back(packet);
                         refuse(device, qp, Nak::RemoteAccess);
                         return false;
@@ -673,16 +943,34 @@ pub fn run(device: &mut Device, qp: &mut Qp, budget: &mut Budget) -> bool {
 }
 
 /// Data of a READ's response packet.
-fn read_piece(device: &Device, qp: &Qp, reth: Reth, index: u32) -> Result<(Position, Vec<u8>), Denied> {
+fn read_piece(
+    device: &Device,
+    qp: &Qp,
+    reth: Reth,
+    index: u32,
+) -> Result<(Position, Vec<u8>), Denied> {
     let mtu = qp.decoded.mtu;
     let offset = index as usize * mtu;
     let rest = (reth.len as usize).saturating_sub(offset);
     let mut payload = vec![0; rest.min(mtu)];
     if !payload.is_empty() {
         let address = reth.address.wrapping_add(offset as u64);
-        memory::read(device, accessor(qp), reth.rkey, address, Purpose::RemoteRead, &mut payload)?;
+        memory::read(
+            device,
+            accessor(qp),
+            reth.rkey,
+            address,
+            Purpose::RemoteRead,
+            &mut payload,
+        )?;
     }
-    Ok((Position { first: index == 0, last: rest <= mtu }, payload))
+    Ok((
+        Position {
+            first: index == 0,
+            last: rest <= mtu,
+        },
+        payload,
+    ))
 }
 
 /// Completes the begun message and every posted receive WQE with a flush. Returns how many.
@@ -699,7 +987,12 @@ pub fn flush(device: &mut Device, qp: &mut Qp) -> u32 {
         for _ in 0..most.min(u32::from(posted(device, qp).unwrap_or(0))) {
             let index = qp.responder.consumed as u16;
             qp.responder.consumed = qp.responder.consumed.wrapping_add(1);
-            let receive = Receive { index, scatter: Vec::new(), pd: qp.decoded.pd, complete_to: None };
+            let receive = Receive {
+                index,
+                scatter: Vec::new(),
+                pd: qp.decoded.pd,
+                complete_to: None,
+            };
             fail_receive(device, qp, &receive, failure);
             flushed += 1;
         }
@@ -711,7 +1004,11 @@ pub fn flush(device: &mut Device, qp: &mut Qp) -> u32 {
 /// Has the timer look for receive WQEs that are posted to a queue pair in error.
 pub fn watch_in_error(device: &mut Device, qp: &mut Qp, now: Instant) {
     if qp.decoded.receive == ReceiveFrom::Own && qp.queues.log_receive.is_some() {
-        let period = if qp.responder.idle_polls < ERROR_POLLS { ERROR_POLL } else { ERROR_POLL_SLOW };
+        let period = if qp.responder.idle_polls < ERROR_POLLS {
+            ERROR_POLL
+        } else {
+            ERROR_POLL_SLOW
+        };
         qp.responder.next_poll = Some(now + period);
         device.timers.add(now + period, qp.number);
     }
@@ -736,14 +1033,39 @@ mod tests {
 
     #[test]
     fn atomics() {
-        let cas = |compare, swap| Atomic::CompareSwap { compare, compare_mask: u64::MAX, swap, swap_mask: u64::MAX };
+        let cas = |compare, swap| Atomic::CompareSwap {
+            compare,
+            compare_mask: u64::MAX,
+            swap,
+            swap_mask: u64::MAX,
+        };
         assert_eq!(apply(cas(5, 9), 5), Some(9));
         assert_eq!(apply(cas(5, 9), 6), None);
-        let masked = Atomic::CompareSwap { compare: 0x05, compare_mask: 0xff, swap: 0x0900, swap_mask: 0xff00 };
+        let masked = Atomic::CompareSwap {
+            compare: 0x05,
+            compare_mask: 0xff,
+            swap: 0x0900,
+            swap_mask: 0xff00,
+        };
         assert_eq!(apply(masked, 0xaabb_1205), Some(0xaabb_0905));
-        assert_eq!(apply(Atomic::FetchAdd { add: 2, boundary: 0 }, u64::MAX), Some(1));
+        assert_eq!(
+            apply(
+                Atomic::FetchAdd {
+                    add: 2,
+                    boundary: 0
+                },
+                u64::MAX
+            ),
+            Some(1)
+        );
         // Two 32-bit fields: no carry from the low into the high one.
-        let two = Atomic::FetchAdd { add: 0x0000_0001_0000_0001, boundary: 0x8000_0000_8000_0000 };
-        assert_eq!(apply(two, 0x0000_0005_ffff_ffff), Some(0x0000_0006_0000_0000));
+        let two = Atomic::FetchAdd {
+            add: 0x0000_0001_0000_0001,
+            boundary: 0x8000_0000_8000_0000,
+        };
+        assert_eq!(
+            apply(two, 0x0000_0005_ffff_ffff),
+            Some(0x0000_0006_0000_0000)
+        );
     }
 }

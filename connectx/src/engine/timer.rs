@@ -39,8 +39,8 @@ pub fn ack_timeout(code: u8) -> Option<Duration> {
 /// Time that an RNR NAK's timer code stands for (IBA table 45).
 pub fn rnr_delay(code: u8) -> Duration {
     const TENS_OF_MICROSECONDS: [u32; 32] = [
-        65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096,
-        6144, 8192, 12288, 16384, 24576, 32768, 49152,
+        65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024,
+        1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
     ];
     Duration::from_micros(10) * TENS_OF_MICROSECONDS[usize::from(code & 31)]
 }

@@ -3,7 +3,8 @@
 
 use crate::cmd::caps::Capabilities;
 use crate::ifc::wqe::{
-    BASIC_BLOCK, INVALID_LKEY, SEGMENT, atomic, av, completion, ctrl, data, masked_atomic, raddr, send,
+    BASIC_BLOCK, INVALID_LKEY, SEGMENT, atomic, av, completion, ctrl, data, masked_atomic, raddr,
+    send,
 };
 use crate::objects::device::Host;
 use crate::objects::qp::{Qp, Service};
@@ -37,11 +38,26 @@ pub struct AddressVector {
 #[allow(missing_docs)]
 pub enum Operation {
     Nop,
-    Send { rider: Rider },
-    Write { address: u64, rkey: u32, rider: Rider },
-    Read { address: u64, rkey: u32 },
-    Atomic { address: u64, rkey: u32, operation: Atomic },
-    Invalidate { key: u32 },
+    Send {
+        rider: Rider,
+    },
+    Write {
+        address: u64,
+        rkey: u32,
+        rider: Rider,
+    },
+    Read {
+        address: u64,
+        rkey: u32,
+    },
+    Atomic {
+        address: u64,
+        rkey: u32,
+        operation: Atomic,
+    },
+    Invalidate {
+        key: u32,
+    },
 }
 
 /// A send WQE.
@@ -98,13 +114,19 @@ pub enum Fetched {
 
 /// Reads the WQE at basic block `index`, of which `available` blocks are posted.
 pub fn fetch(host: &Host, qp: &Qp, index: u16, available: u16) -> Fetched {
-    let Some(log_size) = qp.queues.log_send else { return Fetched::Unreachable };
+    let Some(log_size) = qp.queues.log_send else {
+        return Fetched::Unreachable;
+    };
     let mut raw = [0u8; BASIC_BLOCK * 16];
     let read_block = |block: u16, into: &mut [u8]| {
         let slot = u64::from(index.wrapping_add(block)) & ((1 << log_size) - 1);
         let offset = qp.queues.send_start + slot * BASIC_BLOCK as u64;
         // A block may lie across two pages only when the buffer starts unaligned to blocks.
-        qp.queues.buffer.locate(offset).filter(|(_, left)| *left >= BASIC_BLOCK as u64).is_some_and(|(addr, _)| host.read(addr, into).is_ok())
+        qp.queues
+            .buffer
+            .locate(offset)
+            .filter(|(_, left)| *left >= BASIC_BLOCK as u64)
+            .is_some_and(|(addr, _)| host.read(addr, into).is_ok())
     };
     if !read_block(0, &mut raw[..BASIC_BLOCK]) {
         return Fetched::Unreachable;
@@ -115,28 +137,63 @@ pub fn fetch(host: &Host, qp: &Qp, index: u16, available: u16) -> Fetched {
     let blocks = len.div_ceil(BASIC_BLOCK).max(1) as u16;
     let wrong = |field, value: u64, rule, torn| {
         let opcode = ctrl::opcode.get(&head) as u8;
-        Fetched::Malformed(Malformed { index, blocks: blocks.min(available.max(1)), opcode, field, value, rule, torn })
+        Fetched::Malformed(Malformed {
+            index,
+            blocks: blocks.min(available.max(1)),
+            opcode,
+            field,
+            value,
+            rule,
+            torn,
+        })
     };
     if ctrl::wqe_index.get(&head) != u64::from(index) {
-        return wrong("wqe_index", ctrl::wqe_index.get(&head), "the WQE's index is that of its place", true);
+        return wrong(
+            "wqe_index",
+            ctrl::wqe_index.get(&head),
+            "the WQE's index is that of its place",
+            true,
+        );
     }
     if ctrl::qpn.get32(&head) != qp.number {
-        return wrong("qpn", ctrl::qpn.get(&head), "the WQE names the queue pair that it is posted to", true);
+        return wrong(
+            "qpn",
+            ctrl::qpn.get(&head),
+            "the WQE names the queue pair that it is posted to",
+            true,
+        );
     }
     if len < SEGMENT || len as u64 > Capabilities::MAX_WQE {
-        return wrong("ds", ctrl::ds.get(&head), "a WQE has 1 to 32 segments of 16 bytes (max_wqe_sz_sq)", false);
+        return wrong(
+            "ds",
+            ctrl::ds.get(&head),
+            "a WQE has 1 to 32 segments of 16 bytes (max_wqe_sz_sq)",
+            false,
+        );
     }
     if blocks > available {
-        return wrong("ds", ctrl::ds.get(&head), "a WQE ends before the producer index", true);
+        return wrong(
+            "ds",
+            ctrl::ds.get(&head),
+            "a WQE ends before the producer index",
+            true,
+        );
     }
     for block in 1..blocks {
         let at = usize::from(block) * BASIC_BLOCK;
-        let Some(into) = raw.get_mut(at..at + BASIC_BLOCK) else { break };
+        let Some(into) = raw.get_mut(at..at + BASIC_BLOCK) else {
+            break;
+        };
         if !read_block(block, into) {
             return Fetched::Unreachable;
         }
     }
-    match parse(qp.service, index, blocks, raw.get(..len).unwrap_or_default()) {
+    match parse(
+        qp.service,
+        index,
+        blocks,
+        raw.get(..len).unwrap_or_default(),
+    ) {
         Ok(wqe) => Fetched::Wqe(wqe),
         Err((field, value, rule)) => wrong(field, value, rule, false),
     }
@@ -146,7 +203,11 @@ type Wrong = (&'static str, u64, &'static str);
 
 /// The next `len` bytes of a WQE.
 fn take<'a>(rest: &mut &'a [u8], len: usize) -> Result<&'a [u8], Wrong> {
-    let (head, tail) = rest.split_at_checked(len).ok_or(("ds", rest.len() as u64, "the WQE has the segments of its opcode"))?;
+    let (head, tail) = rest.split_at_checked(len).ok_or((
+        "ds",
+        rest.len() as u64,
+        "the WQE has the segments of its opcode",
+    ))?;
     *rest = tail;
     Ok(head)
 }
@@ -158,9 +219,17 @@ pub fn parse(service: Service, index: u16, blocks: u16, raw: &[u8]) -> Result<Wq
     let opcode = ctrl::opcode.get(head) as u8;
     let immediate = ctrl::imm.get32(head);
     if ctrl::completion.get(head) as u8 == completion::ON_FIRST_ERROR {
-        return Err(("ce", u64::from(completion::ON_FIRST_ERROR), "a completion on every or no success"));
+        return Err((
+            "ce",
+            u64::from(completion::ON_FIRST_ERROR),
+            "a completion on every or no success",
+        ));
     }
-    let destination = if service.is_datagram() && opcode != send::NOP { Some(address_vector(&mut rest)?) } else { None };
+    let destination = if service.is_datagram() && opcode != send::NOP {
+        Some(address_vector(&mut rest)?)
+    } else {
+        None
+    };
     let xrc_srqn = if service == Service::Xrc && opcode != send::NOP {
         let segment = take(&mut rest, SEGMENT)?;
         Some(u32::from_be_bytes([0, segment[1], segment[2], segment[3]]))
@@ -202,10 +271,20 @@ fn check_service(service: Service, opcode: u8) -> Result<(), Wrong> {
                 | send::ATOMIC_MASKED_FA
                 | send::SEND_INVAL
         ),
-        Service::Ud | Service::Smi | Service::Gsi => matches!(opcode, send::NOP | send::SEND | send::SEND_IMM),
+        Service::Ud | Service::Smi | Service::Gsi => {
+            matches!(opcode, send::NOP | send::SEND | send::SEND_IMM)
+        }
         Service::RegUmr => matches!(opcode, send::NOP | send::LOCAL_INVAL | send::UMR),
     };
-    if allowed { Ok(()) } else { Err(("opcode", u64::from(opcode), "an operation of the queue pair's service")) }
+    if allowed {
+        Ok(())
+    } else {
+        Err((
+            "opcode",
+            u64::from(opcode),
+            "an operation of the queue pair's service",
+        ))
+    }
 }
 
 fn address_vector(rest: &mut &[u8]) -> Result<AddressVector, Wrong> {
@@ -238,13 +317,18 @@ fn operation(opcode: u8, immediate: u32, rest: &mut &[u8]) -> Result<Operation, 
         send::SEND_INVAL => Rider::Invalidate(immediate),
         _ => Rider::None,
     };
-    let mut remote = || take(rest, raddr::SIZE).map(|s| (raddr::address.get(s), raddr::rkey.get32(s)));
+    let mut remote =
+        || take(rest, raddr::SIZE).map(|s| (raddr::address.get(s), raddr::rkey.get32(s)));
     Ok(match opcode {
         send::NOP => Operation::Nop,
         send::SEND | send::SEND_IMM | send::SEND_INVAL => Operation::Send { rider },
         send::RDMA_WRITE | send::RDMA_WRITE_IMM => {
             let (address, rkey) = remote()?;
-            Operation::Write { address, rkey, rider }
+            Operation::Write {
+                address,
+                rkey,
+                rider,
+            }
         }
         send::RDMA_READ => {
             let (address, rkey) = remote()?;
@@ -255,10 +339,22 @@ fn operation(opcode: u8, immediate: u32, rest: &mut &[u8]) -> Result<Operation, 
             let segment = take(rest, atomic::SIZE)?;
             let (swap_add, compare) = (atomic::swap_add.get(segment), atomic::compare.get(segment));
             let operation = match opcode {
-                send::ATOMIC_CS => Atomic::CompareSwap { compare, compare_mask: u64::MAX, swap: swap_add, swap_mask: u64::MAX },
-                _ => Atomic::FetchAdd { add: swap_add, boundary: 0 },
+                send::ATOMIC_CS => Atomic::CompareSwap {
+                    compare,
+                    compare_mask: u64::MAX,
+                    swap: swap_add,
+                    swap_mask: u64::MAX,
+                },
+                _ => Atomic::FetchAdd {
+                    add: swap_add,
+                    boundary: 0,
+                },
             };
-            Operation::Atomic { address, rkey, operation }
+            Operation::Atomic {
+                address,
+                rkey,
+                operation,
+            }
         }
         send::ATOMIC_MASKED_CS => {
             let (address, rkey) = remote()?;
@@ -269,14 +365,25 @@ fn operation(opcode: u8, immediate: u32, rest: &mut &[u8]) -> Result<Operation, 
                 swap: masked_atomic::swap_add.get(segment),
                 swap_mask: masked_atomic::swap_add_mask.get(segment),
             };
-            Operation::Atomic { address, rkey, operation }
+            Operation::Atomic {
+                address,
+                rkey,
+                operation,
+            }
         }
         send::ATOMIC_MASKED_FA => {
             let (address, rkey) = remote()?;
             let segment = take(rest, atomic::SIZE)?;
             // The second quadword marks the bits at which a field ends: carries stop there.
-            let operation = Atomic::FetchAdd { add: atomic::swap_add.get(segment), boundary: atomic::compare.get(segment) };
-            Operation::Atomic { address, rkey, operation }
+            let operation = Atomic::FetchAdd {
+                add: atomic::swap_add.get(segment),
+                boundary: atomic::compare.get(segment),
+            };
+            Operation::Atomic {
+                address,
+                rkey,
+                operation,
+            }
         }
         send::LOCAL_INVAL => Operation::Invalidate { key: immediate },
         other => return Err(("opcode", u64::from(other), "an opcode that the device has")),
@@ -288,10 +395,16 @@ fn data_segments(wqe: &mut Wqe, mut rest: &[u8]) -> Result<(), Wrong> {
     while rest.len() >= SEGMENT {
         if data::is_inline.is_set(rest) {
             let count = data::byte_count.get(rest) as usize;
-            let bytes = rest.get(4..4 + count).ok_or(("byte_count", count as u64, "inline data lies within the WQE"))?;
+            let bytes = rest.get(4..4 + count).ok_or((
+                "byte_count",
+                count as u64,
+                "inline data lies within the WQE",
+            ))?;
             wqe.inline.extend_from_slice(bytes);
             len += count as u64;
-            rest = rest.get((4 + count).next_multiple_of(SEGMENT)..).unwrap_or_default();
+            rest = rest
+                .get((4 + count).next_multiple_of(SEGMENT)..)
+                .unwrap_or_default();
         } else {
             let segment = take(&mut rest, SEGMENT)?;
             let sge = sge(segment);
@@ -302,13 +415,22 @@ fn data_segments(wqe: &mut Wqe, mut rest: &[u8]) -> Result<(), Wrong> {
     if !wqe.inline.is_empty() && !wqe.gather.is_empty() {
         return Err(("byte_count", len, "data is all inline or all by pointers"));
     }
-    if !wqe.inline.is_empty() && !matches!(wqe.operation, Operation::Send { .. } | Operation::Write { .. }) {
+    if !wqe.inline.is_empty()
+        && !matches!(
+            wqe.operation,
+            Operation::Send { .. } | Operation::Write { .. }
+        )
+    {
         return Err(("byte_count", len, "only what is sent can be inline"));
     }
     wqe.len = u32::try_from(len)
         .ok()
         .filter(|len| *len <= 1 << Capabilities::LOG_MAX_MSG)
-        .ok_or(("byte_count", len, "a message has at most 2^log_max_msg bytes"))?;
+        .ok_or((
+            "byte_count",
+            len,
+            "a message has at most 2^log_max_msg bytes",
+        ))?;
     if matches!(wqe.operation, Operation::Atomic { .. }) && wqe.len != 8 {
         return Err(("byte_count", len, "an atomic returns 8 bytes"));
     }
@@ -316,12 +438,20 @@ fn data_segments(wqe: &mut Wqe, mut rest: &[u8]) -> Result<(), Wrong> {
 }
 
 fn sge(segment: &[u8]) -> Sge {
-    Sge { key: data::lkey.get32(segment), address: data::address.get(segment), len: data::byte_count.get32(segment) }
+    Sge {
+        key: data::lkey.get32(segment),
+        address: data::address.get(segment),
+        len: data::byte_count.get32(segment),
+    }
 }
 
 /// Scatter list of a receive WQE: it ends with its space or with the invalid key.
 pub fn scatter_list(raw: &[u8]) -> Vec<Sge> {
-    raw.chunks_exact(SEGMENT).map(sge).take_while(|sge| sge.key != INVALID_LKEY).filter(|sge| sge.len > 0).collect()
+    raw.chunks_exact(SEGMENT)
+        .map(sge)
+        .take_while(|sge| sge.key != INVALID_LKEY)
+        .filter(|sge| sge.len > 0)
+        .collect()
 }
 
 #[cfg(test)]
@@ -330,18 +460,39 @@ mod tests {
 
     /// Bytes of an RDMA WRITE with one pointer, put together by hand from rdma-core's mlx5dv.h.
     fn write_wqe() -> Vec<u8> {
-        let mut w = vec![0x00, 0x00, 0x05, 0x08, 0x00, 0x00, 0x48, 0x03, 0, 0, 0, 0x08, 0, 0, 0, 0];
+        let mut w = vec![
+            0x00, 0x00, 0x05, 0x08, 0x00, 0x00, 0x48, 0x03, 0, 0, 0, 0x08, 0, 0, 0, 0,
+        ];
         w.extend([0, 0, 0x7f, 0, 0, 0, 0x10, 0, 0, 0, 0x12, 0x34, 0, 0, 0, 0]);
-        w.extend([0, 0, 0x10, 0, 0, 0, 0x56, 0x78, 0, 0, 0x7e, 0, 0, 0, 0x20, 0]);
+        w.extend([
+            0, 0, 0x10, 0, 0, 0, 0x56, 0x78, 0, 0, 0x7e, 0, 0, 0, 0x20, 0,
+        ]);
         w
     }
 
     #[test]
     fn a_write() {
         let wqe = parse(Service::Rc, 5, 1, &write_wqe()).unwrap();
-        assert_eq!(wqe.operation, Operation::Write { address: 0x7f00_0000_1000, rkey: 0x1234, rider: Rider::None });
-        assert_eq!(wqe.gather, [Sge { key: 0x5678, address: 0x7e00_0000_2000, len: 0x1000 }]);
-        assert_eq!((wqe.len, wqe.completion, wqe.fence, wqe.solicited), (0x1000, completion::ALWAYS, 0, false));
+        assert_eq!(
+            wqe.operation,
+            Operation::Write {
+                address: 0x7f00_0000_1000,
+                rkey: 0x1234,
+                rider: Rider::None
+            }
+        );
+        assert_eq!(
+            wqe.gather,
+            [Sge {
+                key: 0x5678,
+                address: 0x7e00_0000_2000,
+                len: 0x1000
+            }]
+        );
+        assert_eq!(
+            (wqe.len, wqe.completion, wqe.fence, wqe.solicited),
+            (0x1000, completion::ALWAYS, 0, false)
+        );
     }
 
     #[test]
@@ -378,7 +529,13 @@ mod tests {
                 seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                 *byte = (seed >> 56) as u8;
             }
-            for service in [Service::Rc, Service::Uc, Service::Ud, Service::Xrc, Service::RegUmr] {
+            for service in [
+                Service::Rc,
+                Service::Uc,
+                Service::Ud,
+                Service::Xrc,
+                Service::RegUmr,
+            ] {
                 if let Ok(wqe) = parse(service, 0, 1, &raw) {
                     assert!(wqe.inline.len() <= raw.len());
                     assert!(u64::from(wqe.len) <= 1 << Capabilities::LOG_MAX_MSG);
@@ -395,6 +552,12 @@ mod tests {
             raw.extend(key.to_be_bytes());
             raw.extend(0u64.to_be_bytes());
         }
-        assert_eq!(scatter_list(&raw).iter().map(|s| (s.key, s.len)).collect::<Vec<_>>(), [(5, 16), (7, 32)]);
+        assert_eq!(
+            scatter_list(&raw)
+                .iter()
+                .map(|s| (s.key, s.len))
+                .collect::<Vec<_>>(),
+            [(5, 16), (7, 32)]
+        );
     }
 }

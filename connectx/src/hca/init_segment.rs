@@ -61,11 +61,11 @@ impl InitSegment {
     fn word(&self, offset: u64) -> u32 {
         let ticks = clock::ticks();
         match offset {
-            FW_REV => FW_MINOR << 16 | FW_MAJOR,
-            CMDIF_REV => COMMAND_INTERFACE << 16 | FW_SUBMINOR,
+            FW_REV => (FW_MINOR << 16) | FW_MAJOR,
+            CMDIF_REV => (COMMAND_INTERFACE << 16) | FW_SUBMINOR,
             QUEUE_HIGH => self.queue_high,
             QUEUE_LOW => self.queue_low & !0xff | COMMAND_QUEUE_SIZES,
-            HEALTH_FW => FW_MAJOR << 24 | FW_MINOR << 16 | FW_SUBMINOR,
+            HEALTH_FW => (FW_MAJOR << 24) | (FW_MINOR << 16) | FW_SUBMINOR,
             HEALTH_HW => HW_ID,
             INTERNAL_TIMER_HIGH => (ticks >> 32) as u32,
             INTERNAL_TIMER_LOW => ticks as u32,
@@ -84,7 +84,9 @@ impl InitSegment {
 
     /// Writes a register of 4 bytes. Others have no effect.
     pub(super) fn write(&mut self, offset: u64, data: &[u8]) -> Action {
-        let Ok(bytes) = <[u8; 4]>::try_from(data) else { return Action::Nothing };
+        let Ok(bytes) = <[u8; 4]>::try_from(data) else {
+            return Action::Nothing;
+        };
         let value = u32::from_be_bytes(bytes);
         match offset {
             QUEUE_HIGH => self.queue_high = value,
@@ -93,7 +95,9 @@ impl InitSegment {
                 if value & NIC_STATE != NIC_FULL {
                     return Action::Drop;
                 }
-                return Action::Queue(u64::from(self.queue_high) << 32 | u64::from(value & !0xfff));
+                return Action::Queue(
+                    (u64::from(self.queue_high) << 32) | u64::from(value & !0xfff),
+                );
             }
             DOORBELL => return Action::Commands(value),
             _ => {}
@@ -139,8 +143,14 @@ mod tests {
     fn the_command_queue_is_set_by_its_low_word() {
         let mut segment = InitSegment::default();
         assert_eq!(segment.write(0x10, &[0, 0, 0, 1]), Action::Nothing);
-        assert_eq!(segment.write(0x14, &[0x23, 0x45, 0x60, 0]), Action::Queue(0x1_2345_6000));
-        assert_eq!(segment.write(0x18, &[0x80, 0, 0, 1]), Action::Commands(0x8000_0001));
+        assert_eq!(
+            segment.write(0x14, &[0x23, 0x45, 0x60, 0]),
+            Action::Queue(0x1_2345_6000)
+        );
+        assert_eq!(
+            segment.write(0x18, &[0x80, 0, 0, 1]),
+            Action::Commands(0x8000_0001)
+        );
         assert_eq!(segment.write(0x14, &[0x23, 0x45, 0x61, 0]), Action::Drop);
         assert_eq!(segment.write(0x18, &[1; 8]), Action::Nothing);
     }

@@ -37,7 +37,11 @@ impl HcaConfig {
     pub fn numbered(index: usize) -> Self {
         // Mellanox' OUI, as a locally administered EUI-64.
         const GUID: u64 = 0x0202_c903_0000_0100;
-        Self { name: format!("nic{index}"), lid: index as u16 + 1, guid: GUID + index as u64 }
+        Self {
+            name: format!("nic{index}"),
+            lid: index as u16 + 1,
+            guid: GUID + index as u64,
+        }
     }
 }
 
@@ -55,7 +59,11 @@ pub struct Hca {
 impl Hca {
     /// Makes a function and plugs its port into a fabric.
     pub fn new(fabric: &Arc<Fabric>, config: HcaConfig) -> Self {
-        let port = Port { lid: config.lid, guid: config.guid, state: PortState::Active };
+        let port = Port {
+            lid: config.lid,
+            guid: config.guid,
+            state: PortState::Active,
+        };
         let device = Device::new(config.name.clone(), port, fabric.referee());
         let index = fabric.attach(device);
         Self {
@@ -96,7 +104,8 @@ impl Function for Hca {
     }
 
     fn connect(&self, dma: Arc<dyn Dma>, interrupts: Arc<dyn Interrupts>) {
-        self.fabric.drive(self.index, |device| device.host.connect(dma, interrupts));
+        self.fabric
+            .drive(self.index, |device| device.host.connect(dma, interrupts));
     }
 
     fn bar_read(&self, bar: usize, offset: u64, data: &mut [u8]) {
@@ -114,15 +123,19 @@ impl Function for Hca {
         if offset >= DOORBELLS {
             let page = (offset / uar::PAGE) as u32;
             let mut halves = self.halves.lock().unwrap_or_else(PoisonError::into_inner);
-            self.fabric.drive(self.index, |device| doorbell::write(device, &mut halves, page, offset % uar::PAGE, data));
+            self.fabric.drive(self.index, |device| {
+                doorbell::write(device, &mut halves, page, offset % uar::PAGE, data)
+            });
             return;
         }
         let action = self.segment().write(offset, data);
-        self.fabric.drive(self.index, |device| init_segment::act(device, action));
+        self.fabric
+            .drive(self.index, |device| init_segment::act(device, action));
     }
 
     fn bus_master(&self, enabled: bool) {
-        self.fabric.drive(self.index, |device| device.host.bus_master = enabled);
+        self.fabric
+            .drive(self.index, |device| device.host.bus_master = enabled);
     }
 
     fn bar_placed(&self, _bar: usize, _address: Option<u64>) {}

@@ -57,7 +57,7 @@ impl Field {
         let count = bits.div_ceil(8);
         let mut value: u128 = 0;
         for i in 0..count {
-            value = value << 8 | u128::from(buf.get(self.offset() + i).copied().unwrap_or(0));
+            value = (value << 8) | u128::from(buf.get(self.offset() + i).copied().unwrap_or(0));
         }
         let value = value >> (count * 8 - bits);
         value as u64 & (u64::MAX >> (64 - self.width))
@@ -83,7 +83,7 @@ impl Field {
         let count = bits.div_ceil(8);
         let shift = count * 8 - bits;
         let mask = u128::from(u64::MAX >> (64 - self.width)) << shift;
-        let value = u128::from(value) << shift & mask;
+        let value = (u128::from(value) << shift) & mask;
         for i in 0..count {
             if let Some(byte) = buf.get_mut(self.offset() + i) {
                 let down = (count - 1 - i) * 8;
@@ -135,7 +135,7 @@ use layout;
 pub fn be64_list(bytes: &[u8]) -> impl Iterator<Item = u64> + '_ {
     bytes
         .chunks_exact(8)
-        .map(|c| c.iter().fold(0, |v, b| v << 8 | u64::from(*b)))
+        .map(|c| c.iter().fold(0, |v, b| (v << 8) | u64::from(*b)))
 }
 
 #[cfg(test)]

@@ -86,7 +86,11 @@ impl Host {
     }
 
     /// Changes an aligned quadword atomically.
-    pub fn atomic64(&self, addr: u64, change: &mut dyn FnMut(u64) -> Option<u64>) -> Result<u64, DmaFault> {
+    pub fn atomic64(
+        &self,
+        addr: u64,
+        change: &mut dyn FnMut(u64) -> Option<u64>,
+    ) -> Result<u64, DmaFault> {
         self.with_dma(addr, 8, true, |dma| dma.atomic64(addr, change))
     }
 
@@ -264,7 +268,14 @@ impl Device {
     }
 
     /// Records a refusal that is no command's.
-    pub fn refuse(&self, object: impl Into<String>, field: &str, value: impl std::fmt::LowerHex, rule: &str, source: &str) {
+    pub fn refuse(
+        &self,
+        object: impl Into<String>,
+        field: &str,
+        value: impl std::fmt::LowerHex,
+        rule: &str,
+        source: &str,
+    ) {
         self.referee.refuse(Refusal {
             function: self.name.clone(),
             object: object.into(),

@@ -26,7 +26,9 @@ impl Pages {
     /// Bus address of byte `offset`, and how many bytes follow it in the same page.
     #[inline]
     pub fn locate(&self, offset: u64) -> Option<(u64, u64)> {
-        let page = self.addresses.get(usize::try_from(offset >> self.log_size).ok()?)?;
+        let page = self
+            .addresses
+            .get(usize::try_from(offset >> self.log_size).ok()?)?;
         let within = offset & ((1 << self.log_size) - 1);
         Some((page + within, (1 << self.log_size) - within))
     }
@@ -49,7 +51,13 @@ impl Buffer {
 
     /// A buffer of nothing.
     pub fn empty() -> Self {
-        Self { pages: Pages { addresses: Arc::new([]), log_size: 12 }, start: 0 }
+        Self {
+            pages: Pages {
+                addresses: Arc::new([]),
+                log_size: 12,
+            },
+            start: 0,
+        }
     }
 
     /// Bus address of byte `offset` of the queue, and how many bytes follow it in the same page.
@@ -150,13 +158,21 @@ mod tests {
     use super::*;
 
     fn pages(list: &[u64], log_size: u32) -> Pages {
-        Pages { addresses: list.into(), log_size }
+        Pages {
+            addresses: list.into(),
+            log_size,
+        }
     }
 
     #[test]
     fn a_buffer_ends_where_its_pages_do() {
         let p = pages(&[0x10000, 0x40000], 12);
-        assert_eq!(Buffer::new(p.clone(), 64, 8192 - 64).unwrap().locate(4096 - 64), Some((0x40000, 4096)));
+        assert_eq!(
+            Buffer::new(p.clone(), 64, 8192 - 64)
+                .unwrap()
+                .locate(4096 - 64),
+            Some((0x40000, 4096))
+        );
         assert!(Buffer::new(p.clone(), 64, 8192 - 63).is_none());
         assert!(Buffer::new(p.clone(), u64::MAX, 1).is_none());
         let b = Buffer::new(p, 64, 128).unwrap();

@@ -26,7 +26,13 @@ pub enum State {
 impl State {
     /// Whether packets are taken and answered.
     pub fn answers(self) -> bool {
-        matches!(self, Self::ReadyToReceive | Self::ReadyToSend | Self::SendQueueError | Self::SendQueueDrained)
+        matches!(
+            self,
+            Self::ReadyToReceive
+                | Self::ReadyToSend
+                | Self::SendQueueError
+                | Self::SendQueueDrained
+        )
     }
 }
 
@@ -142,7 +148,16 @@ impl WorkQueues {
             Some(log) => send_start + ((BASIC_BLOCK as u64) << log),
             None => receive,
         };
-        (Self { buffer: Buffer::empty(), log_receive, log_stride, log_send, send_start }, len)
+        (
+            Self {
+                buffer: Buffer::empty(),
+                log_receive,
+                log_stride,
+                log_send,
+                send_start,
+            },
+            len,
+        )
     }
 }
 
@@ -208,7 +223,15 @@ mod optional {
 /// Where a transition command may start and where it ends, or `None` for a command that is no transition.
 pub fn transition(command: u16) -> Option<(&'static [State], State)> {
     use State::*;
-    const ANY: &[State] = &[Reset, Init, ReadyToReceive, ReadyToSend, SendQueueError, SendQueueDrained, Error];
+    const ANY: &[State] = &[
+        Reset,
+        Init,
+        ReadyToReceive,
+        ReadyToSend,
+        SendQueueError,
+        SendQueueDrained,
+        Error,
+    ];
     Some(match command {
         opcode::RST2INIT_QP => (&[Reset], Init),
         opcode::INIT2INIT_QP => (&[Init], Init),
@@ -228,17 +251,46 @@ pub fn merge(command: u16, opt_param_mask: u32, given: &[u8], context: &mut [u8]
     let path = qpc::primary_address_path;
     match command {
         opcode::RST2INIT_QP | opcode::INIT2INIT_QP => {
-            copy(given, context, &[qpc::pm_state, qpc::rre, qpc::rwe, qpc::rae, qpc::atomic_mode, qpc::q_key, qpc::counter_set_id]);
+            copy(
+                given,
+                context,
+                &[
+                    qpc::pm_state,
+                    qpc::rre,
+                    qpc::rwe,
+                    qpc::rae,
+                    qpc::atomic_mode,
+                    qpc::q_key,
+                    qpc::counter_set_id,
+                ],
+            );
             let from = path.bytes(given).to_vec();
-            copy(&from, path.bytes_mut(context), &[ads::pkey_index, ads::vhca_port_num]);
+            copy(
+                &from,
+                path.bytes_mut(context),
+                &[ads::pkey_index, ads::vhca_port_num],
+            );
         }
         opcode::INIT2RTR_QP => {
-            let fields = [qpc::mtu, qpc::log_msg_max, qpc::remote_qpn, qpc::next_rcv_psn, qpc::log_rra_max, qpc::min_rnr_nak];
+            let fields = [
+                qpc::mtu,
+                qpc::log_msg_max,
+                qpc::remote_qpn,
+                qpc::next_rcv_psn,
+                qpc::log_rra_max,
+                qpc::min_rnr_nak,
+            ];
             copy(given, context, &fields);
             copy_path(given, context, path);
         }
         opcode::RTR2RTS_QP => {
-            let fields = [qpc::log_ack_req_freq, qpc::retry_count, qpc::rnr_retry, qpc::next_send_psn, qpc::log_sra_max];
+            let fields = [
+                qpc::log_ack_req_freq,
+                qpc::retry_count,
+                qpc::rnr_retry,
+                qpc::next_send_psn,
+                qpc::log_sra_max,
+            ];
             copy(given, context, &fields);
             let from = path.bytes(given).to_vec();
             copy(&from, path.bytes_mut(context), &[ads::ack_timeout]);
@@ -339,12 +391,25 @@ mod tests {
     #[test]
     fn transitions_are_those_of_the_specification() {
         use State::*;
-        let ok = |command, from| transition(command).is_some_and(|(starts, _)| starts.contains(&from));
-        assert!(ok(opcode::RST2INIT_QP, Reset) && !ok(opcode::RST2INIT_QP, Init) && !ok(opcode::RST2INIT_QP, Error));
+        let ok =
+            |command, from| transition(command).is_some_and(|(starts, _)| starts.contains(&from));
+        assert!(
+            ok(opcode::RST2INIT_QP, Reset)
+                && !ok(opcode::RST2INIT_QP, Init)
+                && !ok(opcode::RST2INIT_QP, Error)
+        );
         assert!(ok(opcode::INIT2RTR_QP, Init) && !ok(opcode::INIT2RTR_QP, Reset));
         assert!(ok(opcode::RTR2RTS_QP, ReadyToReceive) && !ok(opcode::RTR2RTS_QP, Init));
         assert!(ok(opcode::RTS2RTS_QP, ReadyToSend) && !ok(opcode::RTS2RTS_QP, ReadyToReceive));
-        for from in [Reset, Init, ReadyToReceive, ReadyToSend, SendQueueError, SendQueueDrained, Error] {
+        for from in [
+            Reset,
+            Init,
+            ReadyToReceive,
+            ReadyToSend,
+            SendQueueError,
+            SendQueueDrained,
+            Error,
+        ] {
             assert!(ok(opcode::TO_ERR_QP, from) && ok(opcode::TO_RST_QP, from));
         }
         assert_eq!(transition(opcode::QUERY_QP), None);
@@ -370,7 +435,16 @@ mod tests {
         merge(opcode::INIT2RTR_QP, 0, &given, &mut context);
         let d = Decoded::from_context(&context, 0);
         assert!(d.remote_write, "RWE is optional here");
-        assert_eq!((d.remote_qpn, d.pkey_index, d.remote_lid, d.mtu, d.ack_timeout), (0x77, 3, 9, 4096, 0));
+        assert_eq!(
+            (
+                d.remote_qpn,
+                d.pkey_index,
+                d.remote_lid,
+                d.mtu,
+                d.ack_timeout
+            ),
+            (0x77, 3, 9, 4096, 0)
+        );
         merge(opcode::RTR2RTS_QP, optional::RWE, &given, &mut context);
         let d = Decoded::from_context(&context, 0);
         assert!(!d.remote_write);
@@ -389,7 +463,10 @@ mod tests {
         assert_eq!((queues.send_start, len), (64, 64 + 256 * 64));
         qpc::rq_type.set(&mut context, 3);
         let (queues, len) = WorkQueues::geometry(&context);
-        assert_eq!((queues.send_start, len, queues.log_receive), (0, 256 * 64, None));
+        assert_eq!(
+            (queues.send_start, len, queues.log_receive),
+            (0, 256 * 64, None)
+        );
         qpc::no_sq.set(&mut context, 1);
         assert_eq!(WorkQueues::geometry(&context).1, 0);
     }

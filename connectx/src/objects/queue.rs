@@ -33,7 +33,9 @@ pub struct Eq {
 impl Eq {
     /// Whether the queue takes events of a type.
     pub fn takes(&self, event_type: u8) -> bool {
-        self.mask.get(usize::from(event_type >> 6)).is_some_and(|word| word >> (event_type & 63) & 1 == 1)
+        self.mask
+            .get(usize::from(event_type >> 6))
+            .is_some_and(|word| (word >> (event_type & 63)) & 1 == 1)
     }
 }
 

@@ -27,7 +27,14 @@ pub struct Table<T> {
 impl<T> Table<T> {
     /// A table that gives out numbers from `first`, `limit` of them.
     pub fn new(first: u32, limit: usize) -> Self {
-        Self { first, limit, slots: Vec::new(), free: VecDeque::new(), live: 0, reuse: Reuse::default() }
+        Self {
+            first,
+            limit,
+            slots: Vec::new(),
+            free: VecDeque::new(),
+            live: 0,
+            reuse: Reuse::default(),
+        }
     }
 
     /// Selects the order in which freed numbers come back.
@@ -110,7 +117,10 @@ impl<T> Table<T> {
 
     /// All objects with their numbers, in the order of these.
     pub fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
-        self.slots.iter().zip(self.first..).filter_map(|(slot, number)| Some((number, slot.as_ref()?)))
+        self.slots
+            .iter()
+            .zip(self.first..)
+            .filter_map(|(slot, number)| Some((number, slot.as_ref()?)))
     }
 
     /// Drops every object. Numbers start again from the first.
@@ -128,7 +138,10 @@ mod tests {
     #[test]
     fn numbers_come_back_in_the_chosen_order() {
         let mut table = Table::new(16, 4);
-        assert_eq!((0..4).map(|i| table.insert(i)).collect::<Vec<_>>(), [Some(16), Some(17), Some(18), Some(19)]);
+        assert_eq!(
+            (0..4).map(|i| table.insert(i)).collect::<Vec<_>>(),
+            [Some(16), Some(17), Some(18), Some(19)]
+        );
         assert_eq!(table.insert(9), None, "full");
         assert_eq!(table.remove(17), Some(1));
         assert_eq!(table.remove(17), None, "only once");

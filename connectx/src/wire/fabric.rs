@@ -17,11 +17,20 @@ use crate::log::Referee;
 use crate::objects::device::Device;
 
 /// Work that a caller does itself.
-const INLINE: Budget = Budget { packets: 256, bytes: 1 << 20 };
+const INLINE: Budget = Budget {
+    packets: 256,
+    bytes: 1 << 20,
+};
 /// Work of the engine thread between two chances for callers.
-const ROUND: Budget = Budget { packets: 512, bytes: 4 << 20 };
+const ROUND: Budget = Budget {
+    packets: 512,
+    bytes: 4 << 20,
+};
 /// Work of one queue pair before the next has its turn.
-const TURN: Budget = Budget { packets: 32, bytes: 256 << 10 };
+const TURN: Budget = Budget {
+    packets: 32,
+    bytes: 256 << 10,
+};
 /// Longest sleep of the engine thread.
 const IDLE: Duration = Duration::from_secs(1);
 /// First multicast LID.
@@ -49,11 +58,22 @@ pub struct Fabric {
 impl Fabric {
     /// A fabric without functions. Its thread ends with it.
     pub fn new(referee: Referee) -> Arc<Self> {
-        let state = State { devices: Vec::new(), transit: VecDeque::new(), turn: 0, wakes_at: Instant::now() };
-        let fabric =
-            Arc::new(Self { state: Mutex::new(state), wake: Condvar::new(), waiting: AtomicU32::new(0), referee });
+        let state = State {
+            devices: Vec::new(),
+            transit: VecDeque::new(),
+            turn: 0,
+            wakes_at: Instant::now(),
+        };
+        let fabric = Arc::new(Self {
+            state: Mutex::new(state),
+            wake: Condvar::new(),
+            waiting: AtomicU32::new(0),
+            referee,
+        });
         let weak = Arc::downgrade(&fabric);
-        let thread = std::thread::Builder::new().name("engine".into()).spawn(move || run(&weak));
+        let thread = std::thread::Builder::new()
+            .name("engine".into())
+            .spawn(move || run(&weak));
         if let Err(error) = thread {
             tracing::error!("no engine thread, timers will not run: {error}");
         }
@@ -84,7 +104,9 @@ impl Fabric {
         let result = f(&mut state.devices[index]);
         let more = state.work(INLINE);
         let wakes_at = state.wakes_at;
-        let earlier = state.next_deadline().is_some_and(|deadline| deadline < wakes_at);
+        let earlier = state
+            .next_deadline()
+            .is_some_and(|deadline| deadline < wakes_at);
         drop(state);
         if more || earlier {
             self.wake.notify_one();
@@ -96,11 +118,15 @@ impl Fabric {
 /// The engine thread.
 fn run(fabric: &Weak<Fabric>) {
     loop {
-        let Some(fabric) = fabric.upgrade() else { return };
+        let Some(fabric) = fabric.upgrade() else {
+            return;
+        };
         let mut state = fabric.lock();
         let more = state.work(ROUND);
         let now = Instant::now();
-        let due = state.next_deadline().is_some_and(|deadline| deadline <= now);
+        let due = state
+            .next_deadline()
+            .is_some_and(|deadline| deadline <= now);
         if more || due {
             drop(state);
             // The lock is not fair: without this a caller could wait for long.
@@ -109,7 +135,9 @@ fn run(fabric: &Weak<Fabric>) {
             }
             continue;
         }
-        let sleep = state.next_deadline().map_or(IDLE, |deadline| (deadline - now).min(IDLE));
+        let sleep = state
+            .next_deadline()
+            .map_or(IDLE, |deadline| (deadline - now).min(IDLE));
         state.wakes_at = now + sleep;
         let woken = fabric.wake.wait_timeout(state, sleep);
         drop(woken);
@@ -118,7 +146,10 @@ fn run(fabric: &Weak<Fabric>) {
 
 impl State {
     fn next_deadline(&self) -> Option<Instant> {
-        self.devices.iter().filter_map(|device| device.timers.next()).min()
+        self.devices
+            .iter()
+            .filter_map(|device| device.timers.next())
+            .min()
     }
 
     /// Works until nothing is left or the budget is spent. Returns whether something is left.
@@ -127,7 +158,11 @@ impl State {
         loop {
             self.collect();
             if budget.is_spent() {
-                return !self.transit.is_empty() || self.devices.iter().any(|device| !device.runnable.is_empty());
+                return !self.transit.is_empty()
+                    || self
+                        .devices
+                        .iter()
+                        .any(|device| !device.runnable.is_empty());
             }
             if let Some((index, packet)) = self.transit.pop_front() {
                 budget.spend(packet.payload.len());
@@ -153,7 +188,9 @@ impl State {
         for step in 0..count {
             let index = (self.turn + step) % count;
             let device = &mut self.devices[index];
-            let Some(qpn) = device.runnable.pop_front() else { continue };
+            let Some(qpn) = device.runnable.pop_front() else {
+                continue;
+            };
             let mut turn = TURN;
             if receive::run(device, qpn, &mut turn, now) {
                 device.schedule(qpn);
@@ -196,7 +233,11 @@ impl State {
             }
             return;
         }
-        match self.devices.iter().position(|device| device.port.lid == packet.destination_lid) {
+        match self
+            .devices
+            .iter()
+            .position(|device| device.port.lid == packet.destination_lid)
+        {
             Some(to) => self.transit.push_back((to, packet)),
             None => self.devices[from].counters.packets_dropped += 1,
         }

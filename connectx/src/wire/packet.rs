@@ -58,7 +58,12 @@ pub enum Verdict {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Atomic {
-    CompareSwap { compare: u64, compare_mask: u64, swap: u64, swap_mask: u64 },
+    CompareSwap {
+        compare: u64,
+        compare_mask: u64,
+        swap: u64,
+        swap_mask: u64,
+    },
     /// Adds without carry across the bits that `boundary` marks.
     FetchAdd { add: u64, boundary: u64 },
 }
@@ -67,12 +72,27 @@ pub enum Atomic {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Kind {
-    Send { position: Position, rider: Rider },
-    Write { position: Position, reth: Option<Reth>, rider: Rider },
+    Send {
+        position: Position,
+        rider: Rider,
+    },
+    Write {
+        position: Position,
+        reth: Option<Reth>,
+        rider: Rider,
+    },
     ReadRequest(Reth),
-    AtomicRequest { address: u64, rkey: u32, operation: Atomic },
-    ReadResponse { position: Position },
-    AtomicResponse { original: u64 },
+    AtomicRequest {
+        address: u64,
+        rkey: u32,
+        operation: Atomic,
+    },
+    ReadResponse {
+        position: Position,
+    },
+    AtomicResponse {
+        original: u64,
+    },
     Acknowledge(Verdict),
 }
 

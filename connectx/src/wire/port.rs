@@ -37,7 +37,11 @@ impl Port {
     /// A port for tests of parts that do not care.
     #[cfg(test)]
     pub fn test() -> Self {
-        Self { lid: 1, guid: 0x1122_3344_5566_7788, state: PortState::Active }
+        Self {
+            lid: 1,
+            guid: 0x1122_3344_5566_7788,
+            state: PortState::Active,
+        }
     }
 
     /// The GID at `index`; only the first entry is set.
