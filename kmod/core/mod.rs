@@ -1,3 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Decisions of the module that need no kernel.
-#![cfg_attr(not(test), no_std)]
+//! Decisions that need no kernel: names, argument sizes, the states of a session, who may have a page.
+
+pub mod argument;
+pub mod bdf;
+pub mod grants;
+pub mod life;
+pub mod ring;
