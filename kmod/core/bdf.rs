@@ -49,7 +49,7 @@ impl Bdf {
 
     /// Device and function as the kernel packs them.
     pub const fn devfn(&self) -> u8 {
-        self.device << 3 | self.function
+        (self.device << 3) | self.function
     }
 
     /// Reads the one way of writing a function that [`fmt::Display`] has: `0000:03:00.0`, lower case, a domain of four to
@@ -83,7 +83,7 @@ fn hex(digits: &[u8]) -> Option<u32> {
             b'a'..=b'f' => digit - b'a' + 10,
             _ => return None,
         };
-        Some(value << 4 | u32::from(digit))
+        Some((value << 4) | u32::from(digit))
     })
 }
 
@@ -143,7 +143,7 @@ pub const fn link_speed(code: u32) -> u32 {
 
 /// A link's width in lanes, from the same registers.
 pub const fn link_width(register: u32) -> u16 {
-    (register >> 4 & 0x3f) as u16
+    ((register >> 4) & 0x3f) as u16
 }
 
 #[cfg(test)]

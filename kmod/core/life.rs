@@ -152,7 +152,7 @@ impl Life {
             State::Lost(_) => 2,
             State::Recovered(_) => 3,
         };
-        (self.generation as u64) << 32 | state
+        ((self.generation as u64) << 32) | state
     }
 
     /// Word 1 of the status page.
