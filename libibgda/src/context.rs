@@ -5,6 +5,7 @@ use crate::{
     broker::{Pair, Session, SessionState},
     cq::CompletionQueue,
     devx::{self, Device, Uar},
+    doorbell::DoorbellPool,
     error::{Error, Result, Source},
     memory::{Access, MemoryRegion, Rounding},
     pci::Bdf,
@@ -43,6 +44,7 @@ pub struct Context {
     device: Arc<Device>,
     // Of the CQs: the page that would arm them.
     uar: Arc<Uar>,
+    doorbells: Arc<DoorbellPool>,
     pair: Pair,
     port: Port,
 }
@@ -79,10 +81,12 @@ impl Context {
         let device = Device::open(&name)?;
         let port = active_port(&device, port)?;
         let uar = Arc::new(Uar::alloc(&device)?);
+        let doorbells = DoorbellPool::new(&session, &device);
         Ok(Self {
             session,
             device,
             uar,
+            doorbells,
             pair,
             port,
         })
@@ -207,6 +211,10 @@ impl Context {
 
     pub(crate) fn uar(&self) -> &Arc<Uar> {
         &self.uar
+    }
+
+    pub(crate) fn doorbells(&self) -> &Arc<DoorbellPool> {
+        &self.doorbells
     }
 
     pub(crate) fn generation(&self) -> u32 {

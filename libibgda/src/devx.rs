@@ -10,7 +10,7 @@ use ibgda_verbs_sys as sys;
 use std::{
     ffi::CStr,
     fs, io,
-    os::fd::BorrowedFd,
+    os::fd::{BorrowedFd, OwnedFd},
     ptr::{self, NonNull},
     sync::Arc,
 };
@@ -193,32 +193,27 @@ pub(crate) fn device_bdf(name: &str) -> Result<Bdf> {
         .map_err(|error: crate::pci::ParseBdfError| unknown(error.to_string()))
 }
 
-/// A UAR page of one's own, uncached (`MLX5DV_UAR_ALLOC_TYPE_NC_DEDICATED`).
+/// A UAR page of one's own, uncached.
+///
+/// Allocated past libmlx5, whose "dedicated" UARs are registers: two of them share a page, and a page freed by
+/// `mlx5dv_devx_free_uar` is kept for the next caller.
 #[derive(Debug)]
 pub(crate) struct Uar {
     device: Arc<Device>,
-    uar: NonNull<sys::mlx5dv_devx_uar>,
+    uar: sys::uverbs::Uar,
 }
 
-// SAFETY: as for `Device`.
-unsafe impl Send for Uar {}
-// SAFETY: as for `Device`.
-unsafe impl Sync for Uar {}
-
 impl Uar {
+    /// Where in the page the first doorbell register lies (`MLX5_BF_OFFSET` of rdma-core).
+    pub(crate) const DOORBELL_OFFSET: usize = 0x800;
+
     pub(crate) fn alloc(device: &Arc<Device>) -> Result<Self> {
-        // SAFETY: the context is open.
-        let uar = unsafe {
-            sys::mlx5dv_devx_alloc_uar(
-                device.context.as_ptr(),
-                sys::MLX5DV_UAR_ALLOC_TYPE_NC_DEDICATED,
+        let uar = sys::uverbs::alloc_uar(device.uverbs()).map_err(|error| {
+            let errno = error.raw_os_error().unwrap_or(libc::EIO);
+            Error::verbs(
+                format!("MLX5_IB_METHOD_UAR_OBJ_ALLOC (NC) on {}", device.name),
+                errno,
             )
-        };
-        let uar = NonNull::new(uar).ok_or_else(|| {
-            Error::last_verbs(format!(
-                "mlx5dv_devx_alloc_uar (NC_DEDICATED) on {}",
-                device.name
-            ))
         })?;
         Ok(Self {
             device: Arc::clone(device),
@@ -226,24 +221,14 @@ impl Uar {
         })
     }
 
-    fn fields(&self) -> &sys::mlx5dv_devx_uar {
-        // SAFETY: allocated, and libmlx5 does not change it.
-        unsafe { self.uar.as_ref() }
-    }
-
     /// Firmware's index of the page.
     pub(crate) fn page_id(&self) -> u32 {
-        self.fields().page_id
-    }
-
-    /// Where in the page the doorbell register lies.
-    pub(crate) fn doorbell_offset(&self) -> usize {
-        self.fields().reg_addr as usize - self.fields().base_addr as usize
+        self.uar.page_id
     }
 
     /// The page as a dma-buf.
-    pub(crate) fn export(&self) -> Result<std::os::fd::OwnedFd> {
-        let offset = self.fields().mmap_off as u64;
+    pub(crate) fn export(&self) -> Result<OwnedFd> {
+        let offset = self.uar.mmap_offset;
         sys::uverbs::export_dmabuf(self.device.uverbs(), offset).map_err(|error| {
             Error::verbs(
                 format!(
@@ -258,8 +243,8 @@ impl Uar {
 
 impl Drop for Uar {
     fn drop(&mut self) {
-        // SAFETY: allocated by alloc; queues that ring it hold it, so they are gone. libmlx5 keeps it for the next one.
-        unsafe { sys::mlx5dv_devx_free_uar(self.uar.as_ptr()) };
+        // Fails only when the NIC is gone, and the page with it.
+        let _ = sys::uverbs::destroy_uar(self.device.uverbs(), self.uar.handle);
     }
 }
 

@@ -29,6 +29,7 @@ mod broker;
 mod context;
 mod cq;
 mod devx;
+mod doorbell;
 mod error;
 mod ifc;
 mod memory;

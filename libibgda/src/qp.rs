@@ -3,10 +3,11 @@
 
 use crate::{
     address::QpAddress,
-    broker::{Doorbell, QueueMemory},
+    broker::QueueMemory,
     context::Context,
     cq::CompletionQueue,
-    devx::{Object, Uar, Umem},
+    devx::{Object, Umem},
+    doorbell::PooledPage,
     error::{Error, Result, Source},
     ifc::{self, Block, Field, opcode, path, qp, qpc},
     memory::Access,
@@ -23,9 +24,6 @@ use std::{
     },
     time::Duration,
 };
-
-/// UARs tried before giving up when pages turn out to be held by others.
-const UARS_TRIED: usize = 64;
 
 /// `qpc` values by the kernel's names.
 const SERVICE_RC: u64 = 0;
@@ -109,8 +107,7 @@ pub struct QueuePair {
     object: Object,
     _umem: Umem,
     _memory: QueueMemory,
-    doorbell: Doorbell,
-    uar: Uar,
+    doorbell: PooledPage,
     send_cq: Arc<CompletionQueue>,
     recv_cq: Option<Arc<CompletionQueue>>,
     handle: Handle<ibgda_qp>,
@@ -118,28 +115,6 @@ pub struct QueuePair {
     port: u8,
     address: QpAddress,
     connected: AtomicBool,
-}
-
-/// A UAR whose page the broker granted.
-fn doorbell(context: &Context) -> Result<(Uar, Doorbell)> {
-    // Pages that are another's: kept until the end, else libmlx5 would hand out the same one again.
-    let mut held_by_others = Vec::new();
-    loop {
-        let uar = Uar::alloc(context.device())?;
-        let dmabuf = uar.export()?;
-        match Doorbell::import(
-            context.session(),
-            std::os::fd::AsFd::as_fd(&dmabuf),
-            context.device().uverbs(),
-            uar.page_id(),
-        ) {
-            Ok(doorbell) => return Ok((uar, doorbell)),
-            Err(error) if error.errno() == libc::EBUSY && held_by_others.len() + 1 < UARS_TRIED => {
-                held_by_others.push(uar)
-            }
-            Err(error) => return Err(error),
-        }
-    }
 }
 
 fn random_psn() -> u32 {
@@ -191,7 +166,7 @@ impl QueuePair {
         send_cq: &Arc<CompletionQueue>,
         recv_cq: Option<&Arc<CompletionQueue>>,
     ) -> Result<Self> {
-        let (uar, doorbell) = doorbell(context)?;
+        let doorbell = context.doorbells().take()?;
         // Receive queue, send queue, then the doorbell record in a cache line of its own.
         let recv_bytes = (options.recv_depth * IBGDA_RECV_WQE_BYTES) as usize;
         let record = recv_bytes + (options.send_depth * IBGDA_WQEBB_BYTES) as usize;
@@ -216,7 +191,7 @@ impl QueuePair {
             .set(ctx(qpc::LOG_RQ_STRIDE), 0)
             .set(ctx(qpc::NO_SQ), 0)
             .set(ctx(qpc::LOG_SQ_SIZE), options.send_depth.ilog2().into())
-            .set(ctx(qpc::UAR_PAGE), uar.page_id().into())
+            .set(ctx(qpc::UAR_PAGE), doorbell.page().page_id().into())
             .set(ctx(qpc::USER_INDEX), 0)
             .set(ctx(qpc::LOG_PAGE_SIZE), 0)
             .set(ctx(qpc::CQN_SND), send_cq.number().into())
@@ -251,8 +226,7 @@ impl QueuePair {
             },
             // SAFETY: as above.
             doorbell_record: unsafe { base.add(record) }.cast(),
-            // SAFETY: the register lies inside the page.
-            doorbell: unsafe { doorbell.address().add(uar.doorbell_offset()) }.cast(),
+            doorbell: doorbell.page().register(),
             send_cq: send_cq.handle_ptr(),
             recv_cq: recv_cq.map_or(ptr::null_mut(), |cq| cq.handle_ptr()),
             number: object.number,
@@ -266,7 +240,6 @@ impl QueuePair {
             _umem: umem,
             _memory: memory,
             doorbell,
-            uar,
             send_cq: Arc::clone(send_cq),
             recv_cq: recv_cq.map(Arc::clone),
             handle,
@@ -385,7 +358,10 @@ impl QueuePair {
 
     /// Firmware's index of the doorbell's UAR page, and the page's offset in the NIC's BAR 0 as the broker found it.
     pub fn doorbell_page(&self) -> (u32, u64) {
-        (self.uar.page_id(), self.doorbell.bar_offset)
+        (
+            self.doorbell.page().page_id(),
+            self.doorbell.page().bar_offset(),
+        )
     }
 
     /// What a kernel posts with. Valid as long as the QP lives; one thread at a time may use it.

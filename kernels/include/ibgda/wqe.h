@@ -133,7 +133,10 @@ IBGDA_PURE ibgda_wqe ibgda_wqe_send(ibgda_opcode opcode, ibgda_u64 index, ibgda_
 	return w;
 }
 
-/* 64-bit fetch-and-add; the old value lands, big-endian as on the wire, in 8 bytes of local memory. */
+/*
+ * 64-bit fetch-and-add; the old value lands in 8 bytes of local memory, in the host's byte order: the mlx5 driver puts
+ * the NIC into that mode (atomic_req_8B_endianness_mode).
+ */
 IBGDA_PURE ibgda_wqe ibgda_wqe_fetch_add(ibgda_u64 index, ibgda_u32 qpn, ibgda_u64 remote, ibgda_u32 rkey, ibgda_u64 local,
 					 ibgda_u32 lkey, ibgda_u64 add, ibgda_u32 flags)
 {

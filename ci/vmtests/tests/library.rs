@@ -1,0 +1,893 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! libibgda and the device header in the virtual machine: real mlx5 driver, real broker, queues and doorbells as a kernel on a
+//! GPU would use them, on CPU threads. Needs two NICs and a GPU: `./ci/vm --nics 2`.
+
+mod support;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use ibgda::{
+    Access, Bdf, Context, MemoryRegion, OpenOptions, QpAddress, QueuePair, QueuePairOptions,
+    Rounding, Source, Status,
+    abi::{IBGDA_CQE_REQ_ERR, IBGDA_NO_DOORBELL, IBGDA_UNSIGNALED, ibgda_qp},
+};
+use ibgda_test_kernels::{Poller, Poster};
+use memmap2::{MmapOptions, MmapRaw};
+use std::{
+    env,
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
+use support::{Machine, model_count, model_objects};
+
+/// For what must happen; much longer than it takes.
+const PATIENCE: u64 = 60_000_000_000;
+/// For what must not happen.
+const A_MOMENT: u64 = 300_000_000;
+
+/// Two contexts, a region on each, two QPs connected to each other.
+struct Link {
+    near: Context,
+    far: Context,
+    source: MemoryRegion,
+    target: MemoryRegion,
+    qp: QueuePair,
+    peer: QueuePair,
+}
+
+fn open(machine: &Machine, nic: usize) -> Result<Context> {
+    Ok(Context::open(&OpenOptions {
+        nic: machine.nics[nic].to_string(),
+        gpu: machine.gpu,
+        port: 1,
+    })?)
+}
+
+fn make_qp(context: &Context, options: &QueuePairOptions) -> Result<QueuePair> {
+    let send_cq = context.create_cq(options.send_depth)?;
+    let recv_cq = (options.recv_depth != 0)
+        .then(|| context.create_cq(options.recv_depth))
+        .transpose()?;
+    Ok(context.create_qp(options, &send_cq, recv_cq.as_ref())?)
+}
+
+fn connect(one: &QueuePair, other: &QueuePair) -> Result<()> {
+    let (from_one, from_other) = (one.address().to_bytes(), other.address().to_bytes());
+    one.connect(&QpAddress::from_bytes(&from_other)?)?;
+    other.connect(&QpAddress::from_bytes(&from_one)?)?;
+    Ok(())
+}
+
+impl Link {
+    fn with(machine: &Machine, bytes: usize, options: &QueuePairOptions) -> Result<Self> {
+        let (near, far) = (open(machine, 0)?, open(machine, 1)?);
+        let source = near.alloc(bytes, Access::all())?;
+        let target = far.alloc(bytes, Access::all())?;
+        let (qp, peer) = (make_qp(&near, options)?, make_qp(&far, options)?);
+        connect(&qp, &peer)?;
+        Ok(Self {
+            near,
+            far,
+            source,
+            target,
+            qp,
+            peer,
+        })
+    }
+
+    fn new(machine: &Machine, bytes: usize) -> Result<Self> {
+        Self::with(machine, bytes, &QueuePairOptions::default())
+    }
+
+    fn poster(&mut self) -> Poster {
+        poster(&mut self.qp)
+    }
+
+    fn put(&mut self, to: u64, from: u64, bytes: u32, flags: u32) -> Result<u64, Status> {
+        let (remote, rkey) = (self.target.address() + to, self.target.rkey());
+        let (local, lkey) = (self.source.address() + from, self.source.lkey());
+        self.poster().put(remote, rkey, local, lkey, bytes, flags)
+    }
+}
+
+fn poster(qp: &mut QueuePair) -> Poster {
+    // SAFETY: the QP and what it names outlive each call of the poster, and each test uses it from one thread.
+    unsafe { Poster::new(qp.device_handle()) }
+}
+
+fn pattern(bytes: usize, seed: u8) -> Vec<u8> {
+    (0..bytes)
+        .map(|i| (i as u8).wrapping_mul(37) ^ (i >> 8) as u8 ^ (i >> 16) as u8 ^ seed)
+        .collect()
+}
+
+fn contents(region: &MemoryRegion, bytes: usize) -> Result<Vec<u8>> {
+    let mut data = vec![0; bytes];
+    region.read(0, &mut data)?;
+    Ok(data)
+}
+
+#[test]
+fn a_write_moves_every_byte_and_no_other() -> Result<()> {
+    const ROOM: usize = (1 << 20) + 128;
+    let machine = Machine::take();
+    let mut link = Link::new(&machine, ROOM)?;
+    for (seed, bytes) in [
+        0_usize,
+        1,
+        3,
+        8,
+        28,
+        29,
+        64,
+        4095,
+        4096,
+        4097,
+        65_536,
+        1 << 20,
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let data = pattern(bytes, seed as u8);
+        link.source.write(5, &data)?;
+        link.target.write(0, &vec![0xee; ROOM])?;
+        let request = link.put(64, 5, bytes as u32, 0)?;
+        link.poster()
+            .wait(request, PATIENCE)
+            .with_context(|| format!("{bytes} bytes"))?;
+        let arrived = contents(&link.target, ROOM)?;
+        ensure!(
+            arrived[64..64 + bytes] == data,
+            "{bytes} bytes: the data differs"
+        );
+        ensure!(
+            arrived[..64].iter().all(|&b| b == 0xee),
+            "{bytes} bytes: written before the target"
+        );
+        ensure!(
+            arrived[64 + bytes..].iter().all(|&b| b == 0xee),
+            "{bytes} bytes: written behind the target"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn inline_data_moves_for_every_length() -> Result<()> {
+    let machine = Machine::take();
+    let mut link = Link::new(&machine, 4096)?;
+    for bytes in 1..=28 {
+        let data = pattern(bytes, 9);
+        link.target.write(0, &[0xee; 64])?;
+        let (remote, rkey) = (link.target.address() + 3, link.target.rkey());
+        let request = link.poster().put_inline(remote, rkey, &data, 0)?;
+        link.poster().wait(request, PATIENCE)?;
+        let arrived = contents(&link.target, 64)?;
+        ensure!(
+            arrived[3..3 + bytes] == data && arrived[3 + bytes] == 0xee && arrived[2] == 0xee,
+            "{bytes} bytes"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn a_read_moves_every_byte() -> Result<()> {
+    let machine = Machine::take();
+    let mut link = Link::new(&machine, 1 << 17)?;
+    for bytes in [1_usize, 8, 4097, 100_000] {
+        let data = pattern(bytes, 77);
+        link.target.write(11, &data)?;
+        link.source.write(0, &vec![0xee; 1 << 17])?;
+        let (local, lkey) = (link.source.address() + 7, link.source.lkey());
+        let (remote, rkey) = (link.target.address() + 11, link.target.rkey());
+        let request = link
+            .poster()
+            .get(local, lkey, remote, rkey, bytes as u32, 0)?;
+        link.poster()
+            .wait(request, PATIENCE)
+            .with_context(|| format!("{bytes} bytes"))?;
+        let arrived = contents(&link.source, 1 << 17)?;
+        ensure!(
+            arrived[7..7 + bytes] == data && arrived[7 + bytes] == 0xee && arrived[6] == 0xee,
+            "{bytes} bytes"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn atomics_change_the_peer_and_return_what_was_there() -> Result<()> {
+    let machine = Machine::take();
+    let mut link = Link::new(&machine, 4096)?;
+    link.target.write(8, &100_u64.to_ne_bytes())?;
+    let (remote, rkey) = (link.target.address() + 8, link.target.rkey());
+    let (local, lkey) = (link.source.address(), link.source.lkey());
+    let step = |link: &mut Link, swap: Option<(u64, u64)>, old: u64, new: u64| -> Result<()> {
+        let request = match swap {
+            Some((compare, swap)) => link
+                .poster()
+                .compare_swap(remote, rkey, local, lkey, compare, swap)?,
+            None => link.poster().fetch_add(remote, rkey, local, lkey, 5)?,
+        };
+        link.poster().wait(request, PATIENCE)?;
+        let mut word = [0; 8];
+        link.source.read(0, &mut word)?;
+        ensure!(
+            u64::from_ne_bytes(word) == old,
+            "returned {}, expected {old}",
+            u64::from_ne_bytes(word)
+        );
+        link.target.read(8, &mut word)?;
+        ensure!(
+            u64::from_ne_bytes(word) == new,
+            "left {}, expected {new}",
+            u64::from_ne_bytes(word)
+        );
+        Ok(())
+    };
+    step(&mut link, None, 100, 105)?;
+    step(&mut link, None, 105, 110)?;
+    step(&mut link, Some((110, 7)), 110, 7)?;
+    step(&mut link, Some((110, 9)), 7, 7)
+}
+
+#[test]
+fn sends_land_in_receives_and_writes_with_immediate_tell_the_peer() -> Result<()> {
+    let machine = Machine::take();
+    let options = QueuePairOptions {
+        recv_depth: 4,
+        ..Default::default()
+    };
+    let mut link = Link::with(&machine, 8192, &options)?;
+    let (landing, lkey) = (link.target.address() + 4096, link.target.lkey());
+    // Several laps of the receive ring.
+    for round in 0..11_u8 {
+        poster(&mut link.peer).recv(landing, lkey, 256)?;
+        let data = pattern(200, round);
+        link.source.write(0, &data)?;
+        let (local, local_key) = (link.source.address(), link.source.lkey());
+        let (remote, rkey) = (link.target.address(), link.target.rkey());
+        let (request, expected) = if round % 2 == 0 {
+            (link.poster().send(local, local_key, 200, 0)?, (2, 0, 4096))
+        } else {
+            let immediate = 0xabcd_ef00 | u32::from(round);
+            (
+                link.poster()
+                    .put_imm(remote, rkey, local, local_key, 200, immediate, 0)?,
+                (1, immediate, 0),
+            )
+        };
+        link.poster().wait(request, PATIENCE)?;
+        let cq = link
+            .peer
+            .recv_cq()
+            .context("made with a receive queue")?
+            .device_handle();
+        // SAFETY: the CQ lives in `link.peer`, and this thread alone uses it.
+        let (status, cqe) = unsafe { Poller::new(cq) }.poll(PATIENCE);
+        ensure!(status == Status::OK, "round {round}: {status}");
+        let immediate = if expected.0 == 1 { cqe.immediate } else { 0 };
+        ensure!(
+            (u32::from(cqe.kind), immediate) == (expected.0, expected.1),
+            "round {round}: {cqe:?}"
+        );
+        ensure!(
+            (cqe.byte_count, cqe.wqe_index) == (200, u64::from(round)),
+            "round {round}: {cqe:?}"
+        );
+        ensure!(
+            contents(&link.target, 8192)?[expected.2..][..200] == data,
+            "round {round}: the data differs"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn a_ring_of_16_wraps_past_the_16_bit_counter() -> Result<()> {
+    const SLOTS: u64 = 512;
+    const COUNT: u64 = 70_000;
+    let machine = Machine::take();
+    let foreign = model_count("foreign_doorbells")?;
+    let options = QueuePairOptions {
+        send_depth: 16,
+        post_timeout: Duration::from_secs(60),
+        ..Default::default()
+    };
+    let mut link = Link::with(&machine, SLOTS as usize * 8, &options)?;
+    let (remote, rkey) = (link.target.address(), link.target.rkey());
+    link.poster()
+        .storm(remote, rkey, SLOTS, 4_000, 1, 1, PATIENCE)?;
+    link.poster()
+        .storm(remote, rkey, SLOTS, COUNT - 4_000, 4, 4, PATIENCE)?;
+    let words = contents(&link.target, SLOTS as usize * 8)?;
+    for (slot, word) in words.chunks_exact(8).enumerate() {
+        let value = u64::from_ne_bytes(word.try_into()?);
+        // The last index that belongs to the slot.
+        let expected = (COUNT - 1 - slot as u64) / SLOTS * SLOTS + slot as u64;
+        ensure!(
+            value == expected,
+            "slot {slot} holds {value}, expected {expected}"
+        );
+    }
+    ensure!(
+        model_count("foreign_doorbells")? == foreign,
+        "a doorbell went to another's page"
+    );
+    Ok(())
+}
+
+#[test]
+fn a_wrong_rkey_is_a_decoded_error_that_stays() -> Result<()> {
+    let machine = Machine::take();
+    let mut link = Link::new(&machine, 4096)?;
+    link.target.write(0, &[0xee; 4096])?;
+    let (remote, rkey) = (link.target.address(), link.target.rkey() ^ 0xff00);
+    let (local, lkey) = (link.source.address(), link.source.lkey());
+
+    let good = link.put(0, 0, 8, IBGDA_UNSIGNALED | IBGDA_NO_DOORBELL)?;
+    let bad = link
+        .poster()
+        .put(remote + 8, rkey, local, lkey, 8, IBGDA_NO_DOORBELL)?;
+    let behind = link.put(16, 0, 8, 0)?;
+    ensure!(link.poster().wait(bad, PATIENCE) == Err(Status::REMOTE_ACCESS));
+    ensure!(
+        link.poster().wait(good, PATIENCE) == Ok(()),
+        "the request before the refused one has succeeded"
+    );
+    ensure!(
+        link.poster().wait(behind, PATIENCE) == Err(Status::REMOTE_ACCESS),
+        "never success behind a failure"
+    );
+    ensure!(
+        link.put(0, 0, 8, 0) == Err(Status::REMOTE_ACCESS),
+        "a broken QP takes no more requests"
+    );
+
+    let error = link
+        .qp
+        .send_cq()
+        .error()
+        .context("the error is latched for the host")?;
+    ensure!(
+        (error.wqe_index, error.qpn, error.opcode, error.syndrome)
+            == (bad, link.qp.number(), 8, 0x13),
+        "{error:?}"
+    );
+    let text = error.to_string();
+    ensure!(
+        text.contains("RDMA_WRITE") && text.contains("rkey"),
+        "{text}"
+    );
+    ensure!(
+        contents(&link.target, 64)?[8..].iter().all(|&b| b == 0xee),
+        "refused data has arrived"
+    );
+    Ok(())
+}
+
+#[test]
+fn rights_and_bounds_of_a_region_hold() -> Result<()> {
+    let machine = Machine::take();
+    let read_only = |machine: &Machine| -> Result<(Link, MemoryRegion)> {
+        let link = Link::new(machine, 4096)?;
+        let region = link.far.alloc(4096, Access::READ)?;
+        Ok((link, region))
+    };
+    let (mut link, region) = read_only(&machine)?;
+    let (local, lkey) = (link.source.address(), link.source.lkey());
+    let request = link
+        .poster()
+        .get(local, lkey, region.address(), region.rkey(), 64, 0)?;
+    ensure!(
+        link.poster().wait(request, PATIENCE) == Ok(()),
+        "a read of a region that allows it"
+    );
+    let request = link
+        .poster()
+        .put(region.address(), region.rkey(), local, lkey, 64, 0)?;
+    ensure!(
+        link.poster().wait(request, PATIENCE) == Err(Status::REMOTE_ACCESS),
+        "a write of a read-only region"
+    );
+
+    let (mut link, region) = read_only(&machine)?;
+    let (local, lkey) = (link.source.address(), link.source.lkey());
+    let request = link
+        .poster()
+        .get(local, lkey, region.address() + 4090, region.rkey(), 8, 0)?;
+    ensure!(
+        link.poster().wait(request, PATIENCE) == Err(Status::REMOTE_ACCESS),
+        "a read past the end"
+    );
+
+    let (mut link, _region) = read_only(&machine)?;
+    let (remote, rkey) = (link.target.address(), link.target.rkey());
+    let (local, wrong) = (link.source.address(), link.source.lkey() ^ 0xff00);
+    let request = link.poster().put(remote, rkey, local, wrong, 8, 0)?;
+    let status = link.poster().wait(request, PATIENCE);
+    ensure!(
+        status == Err(Status(ibgda::abi::ibgda_status::IBGDA_ERR_LOCAL_PROTECTION)),
+        "a wrong lkey: {status:?}"
+    );
+    Ok(())
+}
+
+#[test]
+fn a_stopped_qp_flushes_what_is_posted() -> Result<()> {
+    let machine = Machine::take();
+    let mut link = Link::new(&machine, 4096)?;
+    for _ in 0..3 {
+        link.put(0, 0, 8, IBGDA_NO_DOORBELL)?;
+    }
+    link.qp.stop()?;
+    link.poster().write_doorbell(3)?;
+    for index in 0..3 {
+        // SAFETY: the CQ lives in the QP, and this thread alone uses it.
+        let mut poller = unsafe { Poller::new(link.qp.send_cq().device_handle()) };
+        let (status, cqe) = poller.poll(PATIENCE);
+        ensure!(
+            status == Status::WR_FLUSHED && u32::from(cqe.kind) == IBGDA_CQE_REQ_ERR,
+            "{index}: {status}, {cqe:?}"
+        );
+        ensure!(cqe.wqe_index == index, "{index}: {cqe:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_dead_peer_and_a_full_ring_end_in_an_error_in_bounded_time() -> Result<()> {
+    let machine = Machine::take();
+    let options = QueuePairOptions {
+        send_depth: 16,
+        post_timeout: Duration::from_secs(5),
+        ..Default::default()
+    };
+    let Link {
+        near: _near,
+        far: _far,
+        source,
+        target,
+        mut qp,
+        peer,
+    } = Link::with(&machine, 4096, &options)?;
+    drop(peer);
+    let start = Instant::now();
+    let mut post = || {
+        poster(&mut qp).put(
+            target.address(),
+            target.rkey(),
+            source.address(),
+            source.lkey(),
+            8,
+            0,
+        )
+    };
+    let status = loop {
+        match post() {
+            Ok(index) => ensure!(index < 1_000, "posts to a dead peer succeed for ever"),
+            Err(status) => break status,
+        }
+    };
+    let retry = Status(ibgda::abi::ibgda_status::IBGDA_ERR_TRANSPORT_RETRY_EXCEEDED);
+    ensure!(status == retry || status == Status::QUEUE_FULL, "{status}");
+    ensure!(
+        start.elapsed() < Duration::from_secs(30),
+        "{:?}",
+        start.elapsed()
+    );
+    Ok(())
+}
+
+#[test]
+fn a_doorbell_on_anothers_page_is_noticed_and_does_nothing() -> Result<()> {
+    let machine = Machine::take();
+    let link = Link::new(&machine, 4096)?;
+    let other = make_qp(&link.near, &QueuePairOptions::default())?;
+    ensure!(
+        link.qp.doorbell_page() != other.doorbell_page(),
+        "each QP has a page of its own"
+    );
+    let before = model_count("foreign_doorbells")?;
+
+    // SAFETY: both QPs live, and this thread alone uses their handles.
+    let mut mixed: ibgda_qp = unsafe { *link.qp.device_handle() };
+    // SAFETY: as above.
+    mixed.doorbell = unsafe { (*other.device_handle()).doorbell };
+    // SAFETY: `mixed` names the same live queues.
+    let mut mixed_poster = unsafe { Poster::new(&raw mut mixed) };
+    let (remote, rkey) = (link.target.address(), link.target.rkey());
+    let request = mixed_poster.put(
+        remote,
+        rkey,
+        link.source.address(),
+        link.source.lkey(),
+        8,
+        0,
+    )?;
+    ensure!(
+        mixed_poster.wait(request, A_MOMENT) == Err(Status::TIMEOUT),
+        "another's doorbell page rang this QP"
+    );
+    ensure!(
+        model_count("foreign_doorbells")? == before + 1,
+        "the model saw no foreign doorbell"
+    );
+    Ok(())
+}
+
+#[test]
+fn map_device_refuses_what_has_no_pages_and_rounds_when_asked() -> Result<()> {
+    let machine = Machine::take();
+    let link = Link::new(&machine, 4096)?;
+    let memory = MmapRaw::from(MmapOptions::new().len(4 * 4096).map_anon()?);
+    let map = |offset: usize, length: usize, rounding| {
+        // SAFETY: the mapping outlives every region here; nothing else uses its contents. `offset` may point behind it, for
+        // the sake of the refusal.
+        unsafe {
+            link.far.map_device(
+                memory.as_mut_ptr().wrapping_add(offset),
+                length,
+                Access::all(),
+                rounding,
+            )
+        }
+    };
+    for (offset, length) in [(1, 4096), (0, 100), (0, 0), (4096, 0)] {
+        let error = map(offset, length, Rounding::Exact)
+            .err()
+            .with_context(|| format!("{offset}, {length} was taken"))?;
+        ensure!(
+            error.errno() == libc::EINVAL && error.origin() == Source::Argument,
+            "{error}"
+        );
+        ensure!(!error.advice().is_empty(), "{error}: what to do?");
+    }
+    ensure!(
+        map(0, 0, Rounding::Outward).is_err(),
+        "nothing stays nothing when rounded"
+    );
+    ensure!(map(0, 4096, Rounding::Exact)?.length() == 4096);
+
+    let error = map(1 << 40, 4096, Rounding::Exact)
+        .err()
+        .context("memory that is not there was taken")?;
+    ensure!(
+        error.origin() == Source::Verbs && error.errno() == libc::EFAULT,
+        "{error}"
+    );
+
+    // Rounded, its own bytes arrive where they should.
+    let region = map(4090, 20, Rounding::Outward)?;
+    let mut link = link;
+    link.source.write(0, &[0x5a; 20])?;
+    let (local, lkey) = (link.source.address(), link.source.lkey());
+    let request = link
+        .poster()
+        .put(region.address(), region.rkey(), local, lkey, 20, 0)?;
+    link.poster().wait(request, PATIENCE)?;
+    // SAFETY: inside the mapping, and the write has completed.
+    let arrived = unsafe { std::slice::from_raw_parts(memory.as_ptr(), 2 * 4096) };
+    ensure!(arrived[4090..4110] == [0x5a; 20] && arrived[4089] == 0 && arrived[4110] == 0);
+    Ok(())
+}
+
+#[test]
+fn queues_refuse_arguments_that_cannot_work() -> Result<()> {
+    let machine = Machine::take();
+    let context = open(&machine, 0)?;
+    for entries in [0, 3, 65_536, u32::MAX] {
+        let error = context
+            .create_cq(entries)
+            .err()
+            .with_context(|| format!("a CQ of {entries} was made"))?;
+        ensure!(error.errno() == libc::EINVAL, "{error}");
+    }
+    let cq = context.create_cq(16)?;
+    let refuse = |options: QueuePairOptions, recv: bool, errno| -> Result<()> {
+        let error = context
+            .create_qp(&options, &cq, recv.then_some(&cq))
+            .err()
+            .context("a QP was made")?;
+        ensure!(error.errno() == errno, "{error}");
+        Ok(())
+    };
+    let fits = QueuePairOptions {
+        send_depth: 16,
+        ..Default::default()
+    };
+    refuse(
+        QueuePairOptions {
+            send_depth: 17,
+            ..fits.clone()
+        },
+        false,
+        libc::EINVAL,
+    )?;
+    refuse(
+        QueuePairOptions {
+            send_depth: 32,
+            ..fits.clone()
+        },
+        false,
+        libc::EINVAL,
+    )?;
+    refuse(
+        QueuePairOptions {
+            recv_depth: 2,
+            ..fits.clone()
+        },
+        true,
+        libc::EINVAL,
+    )?;
+    refuse(
+        QueuePairOptions {
+            recv_depth: 4,
+            ..fits.clone()
+        },
+        false,
+        libc::EINVAL,
+    )?;
+    refuse(
+        QueuePairOptions {
+            rnr_retry: 7,
+            ..fits.clone()
+        },
+        false,
+        libc::EINVAL,
+    )?;
+    refuse(
+        QueuePairOptions {
+            recv_depth: 4,
+            ..fits.clone()
+        },
+        true,
+        libc::EBUSY,
+    )?;
+    // None of that has used the CQ up; a QP does.
+    let _qp = context.create_qp(&fits, &cq, None)?;
+    refuse(fits, false, libc::EBUSY)
+}
+
+#[test]
+fn a_bad_address_is_refused_and_a_second_connect_too() -> Result<()> {
+    let machine = Machine::take();
+    let link = Link::new(&machine, 4096)?;
+    let error = link
+        .qp
+        .connect(&link.peer.address())
+        .err()
+        .context("connected twice")?;
+    ensure!(error.errno() == libc::EISCONN, "{error}");
+    let mut address = link.peer.address().to_bytes();
+    address[9] ^= 1;
+    let error = QpAddress::from_bytes(&address)
+        .err()
+        .context("a damaged address was taken")?;
+    ensure!(
+        error.origin() == Source::Address && error.to_string().contains("checksum"),
+        "{error}"
+    );
+    // Also as a struct, which no checksum guards.
+    let qp = make_qp(&link.near, &QueuePairOptions::default())?;
+    let error = qp
+        .connect(&QpAddress {
+            lid: 0,
+            ..link.peer.address()
+        })
+        .err()
+        .context("LID 0 was taken")?;
+    ensure!(error.to_string().contains("LID 0x0"), "{error}");
+    Ok(())
+}
+
+#[test]
+fn opening_says_what_is_wrong() -> Result<()> {
+    let mut machine = Machine::take();
+    let refuse = |nic: &str, gpu: Bdf, errno: i32, words: &str| -> Result<()> {
+        match Context::open(&OpenOptions {
+            nic: nic.into(),
+            gpu,
+            port: 1,
+        }) {
+            Ok(_) => bail!("{nic}, {gpu} was opened"),
+            Err(error) => ensure!(
+                error.errno() == errno && error.to_string().contains(words),
+                "{error}"
+            ),
+        }
+        Ok(())
+    };
+    let (nic, gpu) = (machine.nics[0], machine.gpu);
+    let absent = Bdf {
+        domain: 0,
+        bus: 0xfe,
+        device: 0,
+        function: 0,
+    };
+    refuse("mlx5_77", gpu, libc::EINVAL, "ibv_devices")?;
+    refuse("../mlx5_0", gpu, libc::EINVAL, "not the name")?;
+    refuse(&absent.to_string(), gpu, libc::ENODEV, "lspci")?;
+    refuse(&nic.to_string(), absent, libc::ENODEV, "lspci")?;
+    refuse(&nic.to_string(), machine.nics[1], libc::EINVAL, "GPU")?;
+    refuse(&gpu.to_string(), gpu, libc::EINVAL, "RDMA NIC")?;
+    let error = Context::open(&OpenOptions {
+        nic: nic.to_string(),
+        gpu,
+        port: 9,
+    })
+    .err()
+    .context("port 9 was opened")?;
+    ensure!(error.to_string().contains("port 9"), "{error}");
+
+    machine.allowed.clear();
+    refuse(
+        &nic.to_string(),
+        gpu,
+        libc::EACCES,
+        "/sys/kernel/config/ibgda/allow",
+    )
+}
+
+/// Uses everything once, then drops it in one of several orders; and fails half-way once.
+fn use_and_drop(machine: &Machine, order: usize) -> Result<()> {
+    let options = QueuePairOptions {
+        recv_depth: 8,
+        ..Default::default()
+    };
+    let mut link = Link::with(machine, 65_536, &options)?;
+    let request = link.put(0, 0, 4096, 0)?;
+    link.poster().wait(request, PATIENCE)?;
+    let Link {
+        near,
+        far,
+        source,
+        target,
+        qp,
+        peer,
+    } = link;
+    match order % 3 {
+        0 => drop((near, far, source, target, qp, peer)),
+        1 => drop((qp, peer, source, target, near, far)),
+        _ => drop((source, near, qp, target, far, peer)),
+    }
+    let context = open(machine, 0)?;
+    let cq = context.create_cq(16)?;
+    let too_small = context.create_qp(&QueuePairOptions::default(), &cq, None);
+    ensure!(too_small.is_err(), "a QP with a CQ that is too small");
+    Ok(())
+}
+
+#[test]
+fn objects_are_gone_when_all_is_dropped_in_any_order() -> Result<()> {
+    let machine = Machine::take();
+    // The driver makes a few things once. UARs stay with this process, as the broker promises.
+    let objects = || model_objects(&["pd", "mkey", "cq", "qp", "umem"]);
+    use_and_drop(&machine, 0)?;
+    let before = objects()?;
+    for order in 0..6 {
+        use_and_drop(&machine, order)?;
+        ensure!(
+            objects()? == before,
+            "order {order}: {before} before, {} after",
+            objects()?
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn nothing_is_left_of_a_process_that_ended() -> Result<()> {
+    const CHILD: &str = "IBGDA_TEST_CHILD";
+    let machine = Machine::take();
+    if let Ok(order) = env::var(CHILD) {
+        return use_and_drop(&machine, order.parse()?);
+    }
+    let objects = || {
+        model_objects(&[
+            "uar", "uctx", "pd", "mkey", "cq", "qp", "eq", "umem", "srq", "xrcd",
+        ])
+    };
+    let child = |order: usize| -> Result<()> {
+        let status = Command::new(env::current_exe()?)
+            .args(["--exact", "nothing_is_left_of_a_process_that_ended"])
+            .env(CHILD, order.to_string())
+            .status()?;
+        ensure!(status.success(), "the child failed: {status}");
+        Ok(())
+    };
+    child(0)?;
+    let before = objects()?;
+    for order in 0..4 {
+        child(order)?;
+    }
+    // The broker frees pages when it has seen their owner's death.
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while objects()? != before {
+        ensure!(
+            Instant::now() < deadline,
+            "{before} before, {} after",
+            objects()?
+        );
+        thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}
+
+#[test]
+fn a_reset_of_the_nic_ends_a_wait_and_the_session_comes_back() -> Result<()> {
+    let machine = Machine::take();
+    let Link {
+        mut near,
+        far,
+        source,
+        target,
+        mut qp,
+        peer,
+    } = Link::new(&machine, 4096)?;
+    let start = Instant::now();
+    let (status, waited) = thread::scope(|scope| -> Result<_> {
+        let nic = machine.nics[0];
+        let injector = scope.spawn(move || {
+            thread::sleep(Duration::from_millis(100));
+            support::inject_fatal_error(nic)
+        });
+        // SAFETY: the CQ lives in the QP; this thread alone uses it.
+        let (status, _) = unsafe { Poller::new(qp.send_cq().device_handle()) }.poll(PATIENCE);
+        let waited = start.elapsed();
+        injector.join().expect("the injector does not panic")?;
+        Ok((status, waited))
+    })?;
+    ensure!(status == Status::NIC_LOST, "{status}");
+    ensure!(
+        waited < Duration::from_nanos(PATIENCE / 2),
+        "the wait went on for {waited:?}"
+    );
+    let state = near.state();
+    ensure!(
+        state.state != 1 && state.reason_text() == "NIC reset",
+        "{state:?}"
+    );
+    let put = poster(&mut qp).put(
+        target.address(),
+        target.rkey(),
+        source.address(),
+        source.lkey(),
+        8,
+        0,
+    );
+    ensure!(put == Err(Status::NIC_LOST), "{put:?}");
+    let error = near
+        .create_cq(16)
+        .err()
+        .context("a lost session made a CQ")?;
+    ensure!(
+        matches!(error.errno(), libc::ENOLINK | libc::EIO),
+        "{error}"
+    );
+
+    drop((qp, peer, source));
+    near.rebind(Duration::from_nanos(PATIENCE))?;
+    ensure!(near.pair().generation > 1, "{:?}", near.pair());
+    let source = near.alloc(4096, Access::all())?;
+    let (qp, peer) = (
+        make_qp(&near, &QueuePairOptions::default())?,
+        make_qp(&far, &QueuePairOptions::default())?,
+    );
+    connect(&qp, &peer)?;
+    let mut link = Link {
+        near,
+        far,
+        source,
+        target,
+        qp,
+        peer,
+    };
+    link.source.write(0, &pattern(4096, 3))?;
+    let request = link.put(0, 0, 4096, 0)?;
+    link.poster().wait(request, PATIENCE)?;
+    ensure!(contents(&link.target, 4096)? == pattern(4096, 3));
+    Ok(())
+}
