@@ -20,6 +20,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use crate::fault;
 use crate::log::Referee;
 use crate::pci::{self, ErrorKind};
 use crate::platform::Function;
@@ -82,10 +83,22 @@ pub const COMMANDS: &[Command] = &[
         run: error,
     },
     Command {
+        name: "fault",
+        usage: fault::USAGE,
+        help: "make a NIC misbehave; each fault strikes once, opcodes are names (CREATE_CQ) or numbers",
+        run: |model, args| steer("fault", model, args),
+    },
+    Command {
         name: "help",
         usage: "",
         help: "this list",
         run: help,
+    },
+    Command {
+        name: "link",
+        usage: fault::LINK_USAGE,
+        help: "show or change the link at a NIC's port; loss and delay are for packets that it sends",
+        run: |model, args| steer("link", model, args),
     },
     Command {
         name: "ping",
@@ -171,6 +184,13 @@ fn number(text: &str) -> Option<u32> {
         Some(digits) => u32::from_str_radix(digits, 16).ok(),
         None => text.parse().ok(),
     }
+}
+
+fn steer(command: &str, model: &Model, args: &[String]) -> Answer {
+    let device = model.device(args)?;
+    let words: Vec<&str> = args.iter().skip(1).map(String::as_str).collect();
+    tracing::info!("{}: {command} {}", device.function.name(), words.join(" "));
+    device.function.steer(command, &words)
 }
 
 fn help(_: &Model, _: &[String]) -> Answer {

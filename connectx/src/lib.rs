@@ -4,7 +4,8 @@
 //! From the device inwards: [`ifc`] names every field by its place, [`cmd`] executes commands on [`objects`], [`engine`] runs the
 //! work queues, [`wire`] joins functions, [`hca`] puts them together behind a BAR. From the host inwards: [`vfio`] serves
 //! a [`platform::Function`] to QEMU, [`pci`] is its config space, [`gpu`] a stand-in GPU beside the NIC. [`log`] is the
-//! referee's record of everything refused [`ctl`] the socket to read and steer a running model, and [`explain`]
+//! referee's record of everything refused [`ctl`] the socket to read and steer a running model, [`fault`]
+//! what it can be told to do wrong, and [`explain`]
 //! puts dumps of its structures into words.
 
 pub mod bus;
@@ -13,6 +14,7 @@ pub mod ctl;
 pub mod dma;
 pub mod engine;
 pub mod explain;
+pub mod fault;
 pub mod gpu;
 pub mod hca;
 pub mod hca_config;

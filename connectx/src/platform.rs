@@ -76,6 +76,10 @@ pub trait Function: Send + Sync {
     fn bar_placed(&self, bar: usize, address: Option<u64>);
     /// Everything the function held is gone.
     fn reset(&self, kind: ResetKind);
+    /// Carries out a control command (`fault`, `link`) with its words after the function's name.
+    fn steer(&self, command: &str, _words: &[&str]) -> Result<serde_json::Value, String> {
+        Err(format!("{} does not know {command}", self.name()))
+    }
     /// Live objects and events by name, for the control socket: `("qp", 3)`. Names are stable.
     fn counts(&self) -> Vec<(&'static str, u64)>;
 }

@@ -278,7 +278,16 @@ const COMMANDS: &[Command] = commands! {
 /// Executes a command and returns its output.
 pub fn execute(device: &mut Device, request: &Request<'_>) -> Reply {
     device.counters.commands += 1;
-    let result = check(device, request).and_then(|command| (command.handler)(device, request));
+    let result = match device.faults.status(request.opcode()) {
+        Some(status) => Err(Reject::new(
+            status,
+            "opcode",
+            request.opcode(),
+            "a failure that was asked for",
+            "connectx ctl fault",
+        )),
+        None => check(device, request).and_then(|command| (command.handler)(device, request)),
+    };
     match result {
         Ok(reply) => reply,
         Err(reject) => {

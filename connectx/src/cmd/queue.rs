@@ -4,6 +4,8 @@
 
 use super::{Request, execute};
 use crate::engine::event;
+use crate::fault::Verdict;
+use crate::ifc::command::header;
 use crate::ifc::event::kind;
 use crate::ifc::{Field, opcode};
 use crate::objects::device::Device;
@@ -79,6 +81,17 @@ impl CommandQueue {
 /// The driver rang the command doorbell: executes what the bits name and reports it, by event where an event queue asks for it.
 pub fn doorbell(device: &mut Device, slots: u32) {
     for slot in (0..32).filter(|slot| (slots >> slot) & 1 == 1) {
+        if device.faults.strikes_commands() {
+            match device.faults.command(opcode_in(device, slot)) {
+                Verdict::Execute => {}
+                Verdict::Swallow => continue,
+                Verdict::Reset => {
+                    device.reset();
+                    device.rebooted = true;
+                    return;
+                }
+            }
+        }
         // The command that makes the queue for command events is itself polled for, so who reports is settled before.
         let reporter = device
             .eqs
@@ -99,6 +112,15 @@ pub fn doorbell(device: &mut Device, slots: u32) {
             event::command_done(device, eqn, 1 << slot);
         }
     }
+}
+
+/// Opcode of the command in a slot, before it is executed; 0 if it cannot be read.
+fn opcode_in(device: &Device, slot: u32) -> u16 {
+    let at = device.commands.address + (u64::from(slot) << CommandQueue::LOG_STRIDE);
+    let mut head = [0; entry::SIZE];
+    let read = device.host.read(at, &mut head);
+    let input = entry::INPUT.bytes(&head);
+    read.map_or(0, |()| header::opcode.get(input) as u16)
 }
 
 /// Executes the command in a slot. The driver's own memory going away is the only error.

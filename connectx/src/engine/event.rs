@@ -110,6 +110,13 @@ pub fn port_change(device: &mut Device, sub_type: u8) {
     broadcast(device, kind::PORT_CHANGE, entry);
 }
 
+/// The device wants pages from the driver, or (negative) gives some back.
+pub fn page_request(device: &mut Device, pages: i32) {
+    let mut entry = entry(kind::PAGE_REQUEST);
+    eqe::page_req_num_pages.set(&mut entry, u64::from(pages as u32));
+    broadcast(device, kind::PAGE_REQUEST, entry);
+}
+
 /// The driver told how far it has read an event queue, and whether it wants an interrupt for more.
 pub fn consumed(device: &mut Device, eqn: u32, consumer: u32, arm: bool) {
     let Some(eq) = device.eqs.get_mut(eqn) else {

@@ -340,6 +340,7 @@ fn take_next(device: &mut Device, qp: &mut Qp) -> bool {
             (placeholder(requester.fetched, 1, 0), Some(failure))
         }
     };
+    let failure = failure.or_else(|| device.faults.failure(qp.number));
     let requester = &mut qp.requester;
     requester.fetched = requester.fetched.wrapping_add(wqe.blocks);
     let packets = match wqe.operation {

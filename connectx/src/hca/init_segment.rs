@@ -31,18 +31,37 @@ const DOORBELL: u64 = iseg::command_doorbell_vector.offset() as u64;
 const HEALTH: u64 = iseg::health_buffer.offset() as u64;
 const HEALTH_FW: u64 = HEALTH + health_buffer::fw_version.offset() as u64;
 const HEALTH_HW: u64 = HEALTH + health_buffer::hw_id.offset() as u64;
+const HEALTH_RFR: u64 = HEALTH + health_buffer::rfr.offset() as u64;
+const HEALTH_SYNDROME: u64 = HEALTH + (health_buffer::synd.offset() as u64 & !3);
+const INITIALIZING: u64 = iseg::initializing.offset() as u64;
 const HEALTH_COUNTER: u64 = iseg::health_syndrome.offset() as u64;
 
 /// Bits 10:8 of the queue's low word: state of the NIC interface, `MLX5_NIC_IFC_*`.
 const NIC_STATE: u32 = 0x700;
 /// Full driver.
 const NIC_FULL: u32 = 0;
+/// No driver: how the device comes out of a reset of its own.
+const NIC_DISABLED: u32 = 1 << 8;
+/// The driver asks for a reset of the firmware.
+const NIC_SW_RESET: u32 = 7 << 8;
+/// Bit of the `initializing` word: a driver may ask for that (`MLX5_FW_RESET_SUPPORTED_OFFSET`, core/health.c).
+const FW_RESET_SUPPORTED: u32 = 1 << 30;
 
 /// The segment's state.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct InitSegment {
     queue_high: u32,
     queue_low: u32,
+    pub(super) health: Health,
+}
+
+/// What the health buffer shows.
+#[derive(Debug, Default, Clone, Copy)]
+pub(super) struct Health {
+    /// Value at which the counter stands still.
+    pub frozen: Option<u32>,
+    /// Syndrome; 0 is none. With it the device asks for a reset.
+    pub syndrome: u8,
 }
 
 /// What a write leads to.
@@ -69,8 +88,19 @@ impl InitSegment {
             HEALTH_HW => HW_ID,
             INTERNAL_TIMER_HIGH => (ticks >> 32) as u32,
             INTERNAL_TIMER_LOW => ticks as u32,
-            HEALTH_COUNTER => clock::health_counter(),
+            INITIALIZING => FW_RESET_SUPPORTED,
+            HEALTH_RFR => u32::from(self.health.syndrome != 0) << 31,
+            HEALTH_SYNDROME => u32::from(self.health.syndrome) << 16,
+            HEALTH_COUNTER => self.health.frozen.unwrap_or_else(clock::health_counter),
             _ => 0,
+        }
+    }
+
+    /// After a reset of the firmware: healthy, and waiting for a driver.
+    pub(super) fn rebooted() -> Self {
+        Self {
+            queue_low: NIC_DISABLED,
+            ..Self::default()
         }
     }
 
@@ -92,6 +122,10 @@ impl InitSegment {
             QUEUE_HIGH => self.queue_high = value,
             QUEUE_LOW => {
                 self.queue_low = value;
+                if value & NIC_STATE == NIC_SW_RESET {
+                    *self = Self::rebooted();
+                    return Action::Drop;
+                }
                 if value & NIC_STATE != NIC_FULL {
                     return Action::Drop;
                 }

@@ -6,14 +6,17 @@ mod init_segment;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use serde_json::{Value, json};
+
 use crate::engine::doorbell::{self, Halves};
+use crate::fault::{self, Fault};
 use crate::ifc::wqe::uar;
 use crate::objects::device::Device;
 use crate::pci::ConfigSpace;
 use crate::platform::{Dma, Function, Interrupts, ResetKind};
 use crate::wire::Fabric;
-use crate::wire::port::{Port, PortState};
-use init_segment::InitSegment;
+use crate::wire::port::{Link, Port, PortState};
+use init_segment::{Health, InitSegment};
 
 pub use crate::hca_config::MSIX_VECTORS;
 use crate::hca_config::{BAR0_SIZE, config_space};
@@ -63,6 +66,7 @@ impl Hca {
             lid: config.lid,
             guid: config.guid,
             state: PortState::Active,
+            link: Link::default(),
         };
         let device = Device::new(config.name.clone(), port, fabric.referee());
         let index = fabric.attach(device);
@@ -129,8 +133,14 @@ impl Function for Hca {
             return;
         }
         let action = self.segment().write(offset, data);
-        self.fabric
-            .drive(self.index, |device| init_segment::act(device, action));
+        let rebooted = self.fabric.drive(self.index, |device| {
+            init_segment::act(device, action);
+            std::mem::take(&mut device.rebooted)
+        });
+        if rebooted {
+            tracing::info!("{}: reset by itself", self.name);
+            *self.segment() = InitSegment::rebooted();
+        }
     }
 
     fn bus_master(&self, enabled: bool) {
@@ -144,6 +154,34 @@ impl Function for Hca {
         tracing::info!("{}: reset ({kind:?})", self.name);
         *self.segment() = InitSegment::default();
         self.fabric.drive(self.index, Device::reset);
+    }
+
+    fn steer(&self, command: &str, words: &[&str]) -> Result<Value, String> {
+        match command {
+            "fault" => {
+                let fault = Fault::parse(words)?;
+                match fault {
+                    Fault::HealthFrozen(on) => {
+                        self.segment().health.frozen = on.then(clock::health_counter);
+                    }
+                    Fault::Syndrome(syndrome) => self.segment().health.syndrome = syndrome,
+                    Fault::Clear => self.segment().health = Health::default(),
+                    _ => {}
+                }
+                self.fabric.drive(self.index, |device| fault.arm(device));
+                Ok(json!({"armed": words.join(" ")}))
+            }
+            "link" => {
+                let link = fault::Link::parse(words)?;
+                Ok(self.fabric.drive(self.index, |device| {
+                    if let Some(link) = link {
+                        link.set(device);
+                    }
+                    fault::Link::show(device)
+                }))
+            }
+            _ => Err(format!("{} does not know {command}", self.name)),
+        }
     }
 
     fn counts(&self) -> Vec<(&'static str, u64)> {

@@ -236,3 +236,26 @@ pub enum Status {
     BadInputLength = 0x50,
     BadOutputLength = 0x51,
 }
+
+impl Status {
+    /// The status with a number.
+    pub fn from_number(number: u8) -> Option<Self> {
+        const ALL: [Status; 14] = [
+            Status::Ok,
+            Status::Internal,
+            Status::BadOp,
+            Status::BadParam,
+            Status::BadSysState,
+            Status::BadResource,
+            Status::ResourceBusy,
+            Status::Limit,
+            Status::BadResourceState,
+            Status::BadIndex,
+            Status::NoResources,
+            Status::BadQpState,
+            Status::BadInputLength,
+            Status::BadOutputLength,
+        ];
+        ALL.into_iter().find(|status| *status as u8 == number)
+    }
+}

@@ -13,6 +13,7 @@ use super::{Owned, Uctx};
 use crate::cmd::CommandQueue;
 use crate::cmd::caps::Capabilities;
 use crate::engine::timer::Timers;
+use crate::fault::Faults;
 use crate::log::{Referee, Refusal};
 use crate::platform::{Dma, DmaFault, Interrupts};
 use crate::wire::packet::Packet;
@@ -141,6 +142,8 @@ pub struct Counters {
     pub packets_sent: u64,
     pub packets_received: u64,
     pub packets_dropped: u64,
+    /// Packets that the link lost because it was told to.
+    pub packets_lost: u64,
     pub bytes_sent: u64,
     pub retransmissions: u64,
     pub rnr_naks: u64,
@@ -197,6 +200,10 @@ pub struct Device {
     pub outbox: VecDeque<Packet>,
     /// Event counters.
     pub counters: Counters,
+    /// Faults that wait to strike.
+    pub faults: Faults,
+    /// The device has reset itself since this was last looked at.
+    pub rebooted: bool,
 }
 
 impl Device {
@@ -227,6 +234,8 @@ impl Device {
             timers: Timers::default(),
             outbox: VecDeque::new(),
             counters: Counters::default(),
+            faults: Faults::default(),
+            rebooted: false,
         };
         device.set_reuse();
         device
@@ -325,6 +334,7 @@ impl Device {
             ("packets_sent", c.packets_sent),
             ("packets_received", c.packets_received),
             ("packets_dropped", c.packets_dropped),
+            ("packets_lost", c.packets_lost),
             ("bytes_sent", c.bytes_sent),
             ("retransmissions", c.retransmissions),
             ("rnr_naks", c.rnr_naks),

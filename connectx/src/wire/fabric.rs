@@ -4,7 +4,7 @@
 //! One lock guards all of it. What a doorbell starts is done by the caller at once as long as it is little, which keeps
 //! latency low; the rest, and what timers start, is done by the engine thread.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -40,6 +40,10 @@ struct State {
     devices: Vec<Device>,
     /// Packets on the wire and the function that they go to.
     transit: VecDeque<(usize, Packet)>,
+    /// Packets on slow links, by the time of their arrival and the order of their sending.
+    slow: BTreeMap<(Instant, u64), (usize, Packet)>,
+    /// Packets sent over slow links.
+    sent_slow: u64,
     /// Function that is looked at first for work.
     turn: usize,
     /// When the engine thread wakes by itself.
@@ -61,6 +65,8 @@ impl Fabric {
         let state = State {
             devices: Vec::new(),
             transit: VecDeque::new(),
+            slow: BTreeMap::new(),
+            sent_slow: 0,
             turn: 0,
             wakes_at: Instant::now(),
         };
@@ -149,6 +155,7 @@ impl State {
         self.devices
             .iter()
             .filter_map(|device| device.timers.next())
+            .chain(self.slow.keys().next().map(|(arrival, _)| *arrival))
             .min()
     }
 
@@ -176,7 +183,7 @@ impl State {
             }
             // Nothing is under way, so what has not been answered by now is lost.
             now = Instant::now();
-            if !self.run_timer(now) {
+            if !self.arrive(now) && !self.run_timer(now) {
                 return false;
             }
         }
@@ -200,6 +207,17 @@ impl State {
             return true;
         }
         false
+    }
+
+    /// Takes a packet off a slow link.
+    fn arrive(&mut self, now: Instant) -> bool {
+        match self.slow.first_entry() {
+            Some(first) if first.key().0 <= now => {
+                self.transit.push_back(first.remove());
+                true
+            }
+            _ => false,
+        }
     }
 
     fn run_timer(&mut self, now: Instant) -> bool {
@@ -227,9 +245,14 @@ impl State {
 
     /// The switch: to the port with the LID, or to all for a multicast LID.
     fn forward(&mut self, from: usize, packet: Packet) {
+        if self.devices[from].port.link.loses() {
+            self.devices[from].counters.packets_lost += 1;
+            return;
+        }
+        let delay = self.devices[from].port.link.delay;
         if packet.destination_lid >= MULTICAST_LID {
             for to in 0..self.devices.len() {
-                self.transit.push_back((to, packet.clone()));
+                self.deliver(to, packet.clone(), delay);
             }
             return;
         }
@@ -238,8 +261,17 @@ impl State {
             .iter()
             .position(|device| device.port.lid == packet.destination_lid)
         {
-            Some(to) => self.transit.push_back((to, packet)),
+            Some(to) => self.deliver(to, packet, delay),
             None => self.devices[from].counters.packets_dropped += 1,
         }
+    }
+
+    fn deliver(&mut self, to: usize, packet: Packet, delay: Duration) {
+        if delay.is_zero() {
+            return self.transit.push_back((to, packet));
+        }
+        self.sent_slow += 1;
+        self.slow
+            .insert((Instant::now() + delay, self.sent_slow), (to, packet));
     }
 }

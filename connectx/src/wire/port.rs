@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The InfiniBand port of a function.
 
+use std::time::Duration;
+
 /// Logical state of a port as the driver reads it (`hca_vport_context.vport_state`, `IB_PORT_*`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
@@ -31,6 +33,34 @@ pub struct Port {
     pub guid: u64,
     /// State.
     pub state: PortState,
+    /// What the link does to packets that the port sends.
+    pub link: Link,
+}
+
+/// How good a link is.
+#[derive(Debug, Clone, Default)]
+pub struct Link {
+    /// Packets lost of a million.
+    pub loss: u32,
+    /// Time that a packet takes.
+    pub delay: Duration,
+    /// State of the generator that decides which packets are lost: the same ones in each run.
+    random: u64,
+}
+
+impl Link {
+    /// Whether the next packet is lost.
+    pub fn loses(&mut self) -> bool {
+        if self.loss == 0 {
+            return false;
+        }
+        // A linear congruential generator with Knuth's constants; its high bits are good enough to drop packets by.
+        self.random = self
+            .random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (self.random >> 33) % 1_000_000 < u64::from(self.loss)
+    }
 }
 
 impl Port {
@@ -41,6 +71,7 @@ impl Port {
             lid: 1,
             guid: 0x1122_3344_5566_7788,
             state: PortState::Active,
+            link: Link::default(),
         }
     }
 
