@@ -15,7 +15,8 @@ for line in sys.stdin:
     folder = FOLDERS.get(target["kind"][0])
     if "cdylib" in target["kind"]:
         for path in message["filenames"]:
-            if path.endswith(".so"):
+            # Built as a dependency of a test it lies in deps/ only; the library's own build copies it up.
+            if path.endswith(".so") and "/deps/" not in path:
                 print(f"lib/{os.path.basename(path)}\t{path}")
     elif folder and message.get("executable"):
         print(f"{folder}/{target['name']}\t{message['executable']}")
