@@ -83,6 +83,7 @@ enum Command {
         /// The command.
         command: String,
         /// Its arguments.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
 }
