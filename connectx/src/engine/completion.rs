@@ -179,27 +179,34 @@ fn fire(device: &mut Device, cqn: u32) {
     event::completion(device, eqn, cqn);
 }
 
-/// The arm doorbell of a completion queue: asks for an event for what lies beyond `consumer`.
+/// The arm doorbell of a completion queue: asks for an event for what lies beyond `consumer` and has had none.
+///
+/// A consumer that arms before it polls (as perftest does) gets no second event for the same entry.
 pub fn arm(device: &mut Device, cqn: u32, consumer: u32, solicited_only: bool) {
     let Some(cq) = device.cqs.get_mut(cqn) else {
         return;
     };
     cq.consumer = consumer;
-    let seen = |index: u32| (index.wrapping_sub(consumer) & INDEX) as i32;
-    let beyond = if solicited_only {
-        // Between 0 and half of the index space ahead: after the consumer.
-        seen(cq.last_solicited) > 0 && seen(cq.last_solicited) < 1 << 23
+    let newest = if solicited_only {
+        cq.last_solicited
     } else {
-        cq.producer != consumer
+        cq.producer
     };
-    cq.arm = if solicited_only {
+    let kind = if solicited_only {
         Arm::Solicited
     } else {
         Arm::Any
     };
-    if beyond {
+    cq.arm = kind;
+    if is_after(newest, consumer) && is_after(newest, cq.last_notified) {
         fire(device, cqn);
     }
+}
+
+/// Whether an index lies after another, within half of the index space.
+fn is_after(index: u32, other: u32) -> bool {
+    let ahead = index.wrapping_sub(other) & INDEX;
+    ahead != 0 && ahead <= INDEX / 2
 }
 
 /// Error opcode for a completion of a send or of a receive.
@@ -233,6 +240,12 @@ mod tests {
                 0, 0, 0x10, 0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 0x12, 0x34, 0x56, 0x12, 0x34, 0, 0x32
             ]
         );
+    }
+
+    #[test]
+    fn indices_wrap() {
+        assert!(is_after(1, 0) && !is_after(0, 0) && !is_after(0, 1));
+        assert!(is_after(0, INDEX) && !is_after(INDEX, 0));
     }
 
     #[test]

@@ -58,7 +58,12 @@ enum Incoming {
 #[derive(Debug)]
 enum Job {
     /// Response packets of a READ, of which `sent` are out.
-    Read { psn: u32, reth: Reth, sent: u32 },
+    Read {
+        psn: u32,
+        reth: Reth,
+        sent: u32,
+        who: Accessor,
+    },
     /// A single packet.
     Packet { psn: u32, kind: Kind },
 }
@@ -176,10 +181,12 @@ fn refuse(device: &mut Device, qp: &mut Qp, nak: Nak) {
 fn duplicate(device: &mut Device, qp: &mut Qp, packet: &Packet) {
     match &packet.kind {
         Kind::ReadRequest(reth) => {
+            let who = requester_of(device, qp, packet);
             qp.responder.jobs.push_back(Job::Read {
                 psn: packet.psn,
                 reth: *reth,
                 sent: 0,
+                who,
             });
         }
         Kind::AtomicRequest { .. } => {
@@ -365,10 +372,11 @@ fn write(
     if !fits(qp, position, false) || !position.last && packet.payload.len() != qp.decoded.mtu {
         return INVALID;
     }
+    let who = requester_of(device, qp, packet);
     let (reth, received) = match (qp.responder.incoming.take(), reth) {
         (Some(Incoming::Write { reth, received }), _) => (reth, received),
         (_, Some(reth)) => {
-            if !permitted(device, qp, reth, Purpose::RemoteWrite) {
+            if !permitted(device, qp, who, reth, Purpose::RemoteWrite) {
                 return NO_ACCESS;
             }
             (reth, 0)
@@ -397,7 +405,7 @@ fn write(
         let address = reth.address.wrapping_add(u64::from(received));
         if memory::write(
             device,
-            accessor(qp),
+            who,
             reth.rkey,
             address,
             Purpose::RemoteWrite,
@@ -430,8 +438,19 @@ fn write(
     deliver(device, qp, &receive, entry)
 }
 
+/// Whose rights a request has: the protection domain of the queue pair, or of the SRQ that an XRC packet names (IBA annex
+/// A14: an XRC target queue pair has none of its own).
+fn requester_of(device: &Device, qp: &Qp, packet: &Packet) -> Accessor {
+    let mut who = accessor(qp);
+    let srq = packet.xrc_srqn.and_then(|srqn| device.srqs.get(srqn));
+    if let Some(srq) = srq.filter(|srq| srq.xrcd == Some(qp.decoded.xrcd)) {
+        who.pd = srq.pd;
+    }
+    who
+}
+
 /// Whether the queue pair and the key permit a remote access. An access of no bytes needs no key (IBA 9.7.4.1.3).
-fn permitted(device: &Device, qp: &Qp, reth: Reth, purpose: Purpose) -> bool {
+fn permitted(device: &Device, qp: &Qp, who: Accessor, reth: Reth, purpose: Purpose) -> bool {
     let d = &qp.decoded;
     let (enabled, field) = match purpose {
         Purpose::RemoteWrite => (d.remote_write, "rwe"),
@@ -454,14 +473,15 @@ fn permitted(device: &Device, qp: &Qp, reth: Reth, purpose: Purpose) -> bool {
         address: reth.address,
         len: u64::from(reth.len),
     };
-    reth.len == 0 || memory::check(device, accessor(qp), range, purpose).is_ok()
+    reth.len == 0 || memory::check(device, who, range, purpose).is_ok()
 }
 
 fn read(device: &mut Device, qp: &mut Qp, packet: &Packet, reth: Reth) -> Outcome {
     if qp.responder.incoming.is_some() || qp.responder.jobs.len() >= qp.decoded.max_reads_in {
         return INVALID;
     }
-    if !permitted(device, qp, reth, Purpose::RemoteRead) {
+    let who = requester_of(device, qp, packet);
+    if !permitted(device, qp, who, reth, Purpose::RemoteRead) {
         return NO_ACCESS;
     }
     let packets = (reth.len as usize).div_ceil(qp.decoded.mtu).max(1) as u32;
@@ -470,6 +490,7 @@ fn read(device: &mut Device, qp: &mut Qp, packet: &Packet, reth: Reth) -> Outcom
         psn: packet.psn,
         reth,
         sent: 0,
+        who,
     });
     Outcome::Answered
 }
@@ -496,9 +517,11 @@ fn atomic(
     if qp.responder.incoming.is_some() {
         return INVALID;
     }
+    let who = requester_of(device, qp, packet);
     if !permitted(
         device,
         qp,
+        who,
         Reth {
             address,
             rkey,
@@ -511,7 +534,7 @@ fn atomic(
     let host_order = device.caps.atomic_host_order;
     let swap = |value: u64| if host_order { value } else { value.to_be() };
     let mut change = |old: u64| apply(operation, swap(old)).map(swap);
-    let Ok(old) = memory::atomic(device, accessor(qp), rkey, address, &mut change) else {
+    let Ok(old) = memory::atomic(device, who, rkey, address, &mut change) else {
         return NO_ACCESS;
     };
     let original = swap(old);
@@ -902,10 +925,15 @@ pub fn run(device: &mut Device, qp: &mut Qp, budget: &mut Budget) -> bool {
                 qp.responder.jobs.pop_front();
                 out
             }
-            Job::Read { psn, reth, sent } => {
-                let (first_psn, reth, index) = (*psn, *reth, *sent);
+            Job::Read {
+                psn,
+                reth,
+                sent,
+                who,
+            } => {
+                let (first_psn, reth, index, who) = (*psn, *reth, *sent, *who);
                 *sent += 1;
-                match read_piece(device, qp, reth, index) {
+                match read_piece(device, qp.decoded.mtu, who, reth, index) {
                     Ok((position, payload)) => {
                         if position.last {
                             qp.responder.jobs.pop_front();
@@ -945,11 +973,11 @@ pub fn run(device: &mut Device, qp: &mut Qp, budget: &mut Budget) -> bool {
 /// Data of a READ's response packet.
 fn read_piece(
     device: &Device,
-    qp: &Qp,
+    mtu: usize,
+    who: Accessor,
     reth: Reth,
     index: u32,
 ) -> Result<(Position, Vec<u8>), Denied> {
-    let mtu = qp.decoded.mtu;
     let offset = index as usize * mtu;
     let rest = (reth.len as usize).saturating_sub(offset);
     let mut payload = vec![0; rest.min(mtu)];
@@ -957,7 +985,7 @@ fn read_piece(
         let address = reth.address.wrapping_add(offset as u64);
         memory::read(
             device,
-            accessor(qp),
+            who,
             reth.rkey,
             address,
             Purpose::RemoteRead,
