@@ -8,6 +8,19 @@ CARGO_LOCKED=()
 [[ -z ${CI:-} ]] || CARGO_LOCKED=(--locked)
 readonly CARGO_LOCKED
 
+# From here until build_unlock no other run builds this checkout: what is built is what is staged.
+build_lock() {
+    exec {BUILD_LOCK}>"$(checkout_dir target)/.ci-lock"
+    flock -n "$BUILD_LOCK" || {
+        say "  waiting for another run that builds this checkout"
+        flock "$BUILD_LOCK"
+    }
+}
+
+build_unlock() {
+    exec {BUILD_LOCK}>&-
+}
+
 # Builds all programs, libraries and VM tests, or those of the packages in IBGDA_PACKAGES. ARTIFACTS is the list of what
 # the guest needs: lines of DESTINATION<tab>PATH.
 build_programs() {

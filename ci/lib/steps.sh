@@ -19,7 +19,7 @@ step_run() {
     local name=$1 log status=0 started=$SECONDS pid
     shift
     mkdir -p "$IBGDA_CACHE/log"
-    log=$IBGDA_CACHE/log/${name//[^A-Za-z0-9]/-}.$$.log
+    log=$(mktemp -- "$IBGDA_CACHE/log/${name//[^A-Za-z0-9]/-}.XXXXXX.log")
     "$@" >"$log" 2>&1 </dev/null &
     pid=$!
     if [[ -n $STEP_QUIET ]]; then
