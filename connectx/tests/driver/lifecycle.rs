@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Start, shutdown, reset, ownership.
+
+use connectx::hca::{Hca, HcaConfig};
+use connectx::ifc::command::{self, header};
+use connectx::ifc::opcode;
+use connectx::log::Referee;
+use connectx::platform::{Function, ResetKind};
+use connectx::wire::Fabric;
+
+use crate::guest::{Guest, Side, guests, input, status};
+
+#[test]
+fn commands_wait_for_their_phase() {
+    let referee = Referee::in_memory();
+    let fabric = Fabric::new(referee.clone());
+    let mut guest = Guest::cold(Hca::new(&fabric, HcaConfig::numbered(0)), referee);
+    guest.start_up();
+    assert_eq!(guest.on_object(opcode::TEARDOWN_HCA, 0), 0);
+    assert_eq!(
+        guest.on_object(opcode::ALLOC_PD, 0),
+        0x04,
+        "bad system state"
+    );
+    assert_eq!(guest.on_object(0x0fff, 0), 0x02, "bad opcode");
+    assert_eq!(
+        guest.on_object(opcode::CREATE_DCT, 0),
+        0x02,
+        "not supported"
+    );
+    let last = guest.referee.recent(1).pop().unwrap().refusal;
+    assert!(last.object.contains("CREATE_DCT"), "{last}");
+}
+
+#[test]
+fn pages_come_back_on_shutdown() {
+    let mut guest = guests(1).pop().unwrap();
+    assert_eq!(guest.count("pages"), 3);
+    guest.ok(input(opcode::TEARDOWN_HCA, 16), 16);
+    let mut take = input(opcode::MANAGE_PAGES, 16);
+    header::op_mod.set(&mut take, 2);
+    command::manage_pages_in::input_num_entries.set(&mut take, 2);
+    let out = guest.ok(take.clone(), 16 + 2 * 8);
+    assert_eq!(command::manage_pages_out::output_num_entries.get(&out), 2);
+    let out = guest.ok(take, 16 + 2 * 8);
+    assert_eq!(command::manage_pages_out::output_num_entries.get(&out), 1);
+    guest.ok(input(opcode::DISABLE_HCA, 16), 12);
+    for kind in ["uar", "eq", "pages"] {
+        assert_eq!(guest.count(kind), 0, "{kind}");
+    }
+}
+
+#[test]
+fn references_keep_objects() {
+    let mut guest = guests(1).pop().unwrap();
+    let side = Side::new(&mut guest);
+    const BUSY: u8 = 0x09;
+    let uar = guest.uar;
+    assert_eq!(guest.on_object(opcode::DEALLOC_PD, side.pd), BUSY);
+    assert_eq!(guest.on_object(opcode::DESTROY_CQ, side.send.cqn), BUSY);
+    assert_eq!(guest.on_object(opcode::DEALLOC_UAR, uar), BUSY);
+    assert_eq!(guest.on_object(opcode::DESTROY_QP, side.qp.qpn), 0);
+    assert_eq!(guest.on_object(opcode::DESTROY_QP, side.qp.qpn), 0x05);
+    assert_eq!(guest.on_object(opcode::DESTROY_CQ, side.send.cqn), 0);
+    assert_eq!(guest.on_object(opcode::DESTROY_CQ, side.receive.cqn), 0);
+    assert_eq!(
+        guest.on_object(opcode::DEALLOC_PD, side.pd),
+        BUSY,
+        "its key"
+    );
+    assert_eq!(guest.on_object(opcode::DESTROY_MKEY, side.key >> 8), 0);
+    assert_eq!(guest.on_object(opcode::DEALLOC_PD, side.pd), 0);
+}
+
+#[test]
+fn users_are_kept_apart() {
+    let mut guest = guests(1).pop().unwrap();
+    let mut user = || {
+        let out = guest.ok(input(opcode::CREATE_UCTX, 64), 16);
+        command::create_uctx_out::uid.get(&out) as u16
+    };
+    let (alice, bob) = (user(), user());
+    assert_ne!(alice, bob);
+    guest.uid = alice;
+    let pd = guest.alloc(opcode::ALLOC_PD);
+    let uar = guest.alloc(opcode::ALLOC_UAR);
+    guest.uid = bob;
+    assert_eq!(guest.on_object(opcode::DEALLOC_PD, pd), 0x05);
+    assert_eq!(guest.on_object(opcode::DEALLOC_UAR, uar), 0x05);
+    assert_eq!(
+        guest.on_object(opcode::INIT_HCA, 0),
+        0x02,
+        "the driver's command"
+    );
+    guest.uid = 0x3ff;
+    assert_eq!(guest.on_object(opcode::ALLOC_PD, 0), 0x05, "no such user");
+    guest.uid = 0;
+    let mut destroy = input(opcode::DESTROY_UCTX, 16);
+    command::destroy_uctx_in::uid.set(&mut destroy, u64::from(alice));
+    assert_eq!(
+        status(&guest.command(destroy.clone(), 16)),
+        0x09,
+        "owns something"
+    );
+    guest.uid = alice;
+    assert_eq!(guest.on_object(opcode::DEALLOC_PD, pd), 0);
+    assert_eq!(guest.on_object(opcode::DEALLOC_UAR, uar), 0);
+    // A freed page is given out again at once, also to somebody else.
+    guest.uid = bob;
+    assert_eq!(guest.alloc(opcode::ALLOC_UAR), uar);
+    guest.uid = 0;
+    assert_eq!(status(&guest.command(destroy, 16)), 0);
+}
+
+#[test]
+fn a_reset_leaves_nothing() {
+    for kind in [ResetKind::Bus, ResetKind::FunctionLevel] {
+        let mut guest = guests(1).pop().unwrap();
+        Side::new(&mut guest);
+        guest.hca.reset(kind);
+        for name in ["uar", "pd", "cq", "qp", "mkey", "eq", "pages"] {
+            assert_eq!(guest.count(name), 0, "{name}");
+        }
+        guest.bring_up();
+        Side::new(&mut guest);
+    }
+}
+
+#[test]
+fn the_driver_may_come_back_without_a_reset() {
+    let mut guest = guests(1).pop().unwrap();
+    Side::new(&mut guest);
+    guest.bring_up();
+    assert_eq!(guest.count("qp"), 0);
+    assert_eq!(guest.count("eq"), 2);
+    assert_eq!(guest.count("pages"), 3);
+}

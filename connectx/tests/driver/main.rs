@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The model driven in this process: a small driver with ordinary memory takes a function through its life, from the
+//! command queue to completions and events, and makes every mistake that a guest can make.
+
+mod errors;
+mod guest;
+mod hostile;
+mod lifecycle;
+mod queues;
+mod traffic;

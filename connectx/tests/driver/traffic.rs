@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Work that succeeds.
+
+use connectx::ifc::command::header;
+use connectx::ifc::opcode;
+use connectx::ifc::wqe::{cqe_opcode, send};
+
+use crate::guest::{LOG_SQ, Pair, REGION, input, pointer, remote, status};
+
+/// Bytes that differ everywhere.
+fn pattern(len: usize, seed: u8) -> Vec<u8> {
+    (0..len).map(|i| (i * 7 + i / 251) as u8 ^ seed).collect()
+}
+
+#[test]
+fn writes_of_all_sizes_arrive() {
+    let Pair { guests, mut sides } = Pair::new();
+    // Around the MTU of 1024, unaligned, and long enough for acknowledgements inside the message.
+    for (i, len) in [0usize, 1, 63, 1023, 1024, 1025, 4096, 100_000, 1_000_000]
+        .into_iter()
+        .enumerate()
+    {
+        let data = pattern(len, i as u8);
+        let (from, to) = (sides[0].at + 3, sides[1].at + 5);
+        guests[0].ram.set(from, &data);
+        let (key, rkey) = (sides[0].key, sides[1].key);
+        let qp = &mut sides[0].qp;
+        qp.post(
+            &guests[0],
+            send::RDMA_WRITE,
+            0,
+            &[remote(to, rkey), pointer(len as u32, key, from)],
+        );
+        let cqe = sides[0].send.wait(&guests[0]);
+        assert_eq!((cqe.opcode, cqe.counter), (cqe_opcode::REQ, i as u16));
+        assert_eq!(guests[1].ram.get(to, len), data, "{len} bytes");
+    }
+    assert_eq!(guests[1].count("retransmissions"), 0);
+}
+
+#[test]
+fn reads_bring_data_back() {
+    let Pair { guests, mut sides } = Pair::new();
+    for len in [1usize, 1024, 50_000] {
+        let data = pattern(len, 9);
+        guests[1].ram.set(sides[1].at, &data);
+        let (key, rkey, at, to) = (sides[0].key, sides[1].key, sides[1].at, sides[0].at);
+        let qp = &mut sides[0].qp;
+        qp.post(
+            &guests[0],
+            send::RDMA_READ,
+            0,
+            &[remote(at, rkey), pointer(len as u32, key, to)],
+        );
+        let cqe = sides[0].send.wait(&guests[0]);
+        assert_eq!((cqe.opcode, cqe.bytes), (cqe_opcode::REQ, len as u32));
+        assert_eq!(guests[0].ram.get(to, len), data);
+    }
+}
+
+#[test]
+fn sends_use_up_receives_in_order() {
+    let Pair { guests, mut sides } = Pair::new();
+    let [a, b] = &mut sides;
+    for i in 0..20u32 {
+        b.qp.receive(&guests[1], b.key, b.at + u64::from(i) * 4096, 4096);
+        let data = pattern(3000, i as u8);
+        guests[0].ram.set(a.at, &data);
+        a.qp.post(
+            &guests[0],
+            send::SEND_IMM,
+            0xabc0 + i,
+            &[pointer(3000, a.key, a.at)],
+        );
+        assert_eq!(a.send.wait(&guests[0]).opcode, cqe_opcode::REQ);
+        let cqe = b.receive.wait(&guests[1]);
+        assert_eq!(cqe.opcode, cqe_opcode::RESP_SEND_IMM);
+        assert_eq!(
+            (cqe.counter, cqe.bytes, cqe.immediate),
+            (i as u16, 3000, 0xabc0 + i)
+        );
+        assert_eq!(guests[1].ram.get(b.at + u64::from(i) * 4096, 3000), data);
+    }
+}
+
+#[test]
+fn write_with_immediate_needs_a_receive_and_tells_the_length() {
+    let Pair { guests, mut sides } = Pair::new();
+    let [a, b] = &mut sides;
+    b.qp.receive(&guests[1], b.key, b.at, 0);
+    a.qp.post(
+        &guests[0],
+        send::RDMA_WRITE_IMM,
+        77,
+        &[remote(b.at, b.key), pointer(2000, a.key, a.at)],
+    );
+    assert_eq!(a.send.wait(&guests[0]).opcode, cqe_opcode::REQ);
+    let cqe = b.receive.wait(&guests[1]);
+    assert_eq!(
+        (cqe.opcode, cqe.bytes, cqe.immediate),
+        (cqe_opcode::RESP_WR_IMM, 2000, 77)
+    );
+}
+
+#[test]
+fn unsignalled_work_is_silent_and_the_ring_wraps() {
+    let Pair { guests, mut sides } = Pair::new();
+    let [a, b] = &mut sides;
+    for round in 0..10u16 {
+        // All but the last of a full queue are unsignalled.
+        for i in 0..1u16 << LOG_SQ {
+            let flags = if i + 1 == 1 << LOG_SQ { 0x08 } else { 0 };
+            let at = b.at + u64::from(round << LOG_SQ | i) * 8;
+            guests[0].ram.set(a.at, &[round as u8; 8]);
+            a.qp.put(
+                &guests[0],
+                send::RDMA_WRITE,
+                flags,
+                0,
+                &[remote(at, b.key), pointer(8, a.key, a.at)],
+            );
+        }
+        a.qp.ring(&guests[0], guests[0].uar);
+        let cqe = a.send.wait(&guests[0]);
+        assert_eq!(
+            (cqe.opcode, cqe.counter),
+            (cqe_opcode::REQ, (round << LOG_SQ) + (1 << LOG_SQ) - 1)
+        );
+    }
+    assert_eq!(a.send.poll(&guests[0]), None);
+    let all = guests[1].ram.get(b.at, 8 * 10 << LOG_SQ);
+    let expected: Vec<u8> = (0..10u8).flat_map(|r| vec![r; 8 << LOG_SQ]).collect();
+    assert_eq!(all, expected);
+}
+
+#[test]
+fn atomics_change_and_return() {
+    let mut pair = Pair::new();
+    // As mlx5_core does: results in the host's byte order.
+    let mut set = input(opcode::SET_HCA_CAP, 4112);
+    header::op_mod.set(&mut set, 3 << 1);
+    set[16 + 8] = 0x40;
+    for guest in &mut pair.guests {
+        assert_eq!(status(&guest.command(set.clone(), 16)), 0);
+    }
+    let Pair { guests, mut sides } = pair;
+    let [a, b] = &mut sides;
+    guests[1].ram.set(b.at, &5u64.to_ne_bytes());
+    let operands = |first: u64, second: u64| {
+        let mut s = [0; 16];
+        s[..8].copy_from_slice(&first.to_be_bytes());
+        s[8..].copy_from_slice(&second.to_be_bytes());
+        s
+    };
+    let mut go = |op, segment, expected_old: u64, expected_new: u64| {
+        let segments = [remote(b.at, b.key), segment, pointer(8, a.key, a.at)];
+        a.qp.put(&guests[0], op, 0x08, 0, &segments[..3]);
+        a.qp.ring(&guests[0], guests[0].uar);
+        let cqe = a.send.wait(&guests[0]);
+        assert_eq!((cqe.opcode, cqe.bytes), (cqe_opcode::REQ, 8));
+        assert_eq!(guests[0].ram.get(a.at, 8), expected_old.to_ne_bytes());
+        assert_eq!(guests[1].ram.get(b.at, 8), expected_new.to_ne_bytes());
+    };
+    go(send::ATOMIC_FA, operands(10, 0), 5, 15);
+    go(send::ATOMIC_CS, operands(99, 15), 15, 99);
+    go(send::ATOMIC_CS, operands(1, 15), 99, 99);
+}
+
+#[test]
+fn a_queue_pair_talks_to_itself() {
+    let mut guests = crate::guest::guests(1);
+    let mut side = crate::guest::Side::new(&mut guests[0]);
+    let settings = crate::guest::Settings::to(1, side.qp.qpn);
+    side.qp.connect(&mut guests[0], settings);
+    guests[0].ram.set(side.at, b"loop");
+    let to = side.at + REGION / 2;
+    let segments = [remote(to, side.key), pointer(4, side.key, side.at)];
+    side.qp.post(&guests[0], send::RDMA_WRITE, 0, &segments);
+    assert_eq!(side.send.wait(&guests[0]).opcode, cqe_opcode::REQ);
+    assert_eq!(guests[0].ram.get(to, 4), b"loop");
+}
+
+#[test]
+fn completions_make_one_event_for_one_arming() {
+    let Pair {
+        mut guests,
+        mut sides,
+    } = Pair::new();
+    let [a, b] = &mut sides;
+    let write = [remote(b.at, b.key), pointer(4, a.key, a.at)];
+    a.send.arm(&guests[0]);
+    guests[0].arm_completions();
+    assert_eq!(guests[0].vectors.count(1), 0);
+    for _ in 0..3 {
+        a.qp.post(&guests[0], send::RDMA_WRITE, 0, &write);
+        a.send.wait(&guests[0]);
+    }
+    assert_eq!(guests[0].completion_event(), Some(a.send.cqn));
+    assert_eq!(guests[0].completion_event(), None, "armed once");
+    assert_eq!(guests[0].vectors.count(1), 1);
+    // Arming with entries that had no event reports them at once.
+    a.send.consumer -= 1;
+    a.send.arm(&guests[0]);
+    assert_eq!(guests[0].completion_event(), Some(a.send.cqn));
+    // But an entry has one event only.
+    a.send.arm(&guests[0]);
+    assert_eq!(guests[0].completion_event(), None);
+    // The event queue was not armed again, so there was no other interrupt; arming it late makes up for it.
+    assert_eq!(guests[0].vectors.count(1), 1);
+    a.send.consumer += 1;
+    a.send.arm(&guests[0]);
+    a.qp.post(&guests[0], send::RDMA_WRITE, 0, &write);
+    a.send.wait(&guests[0]);
+    guests[0].arm_completions();
+    assert_eq!(guests[0].vectors.count(1), 2);
+}
