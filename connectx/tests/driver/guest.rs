@@ -261,7 +261,7 @@ impl Guest {
     /// Arms the interrupt of the completion event queue.
     pub fn arm_completions(&self) {
         let queue = &self.completions;
-        let value = queue.eqn << 24 | queue.consumer & 0xff_ffff;
+        let value = (queue.eqn << 24) | queue.consumer & 0xff_ffff;
         self.write32(u64::from(self.uar) * 4096 + 0x40, value);
     }
 
@@ -361,7 +361,7 @@ impl Guest {
             .iter()
             .enumerate()
         {
-            field.set(context, rights >> bit & 1);
+            field.set(context, (rights >> bit) & 1);
         }
         mkc::access_mode_1_0.set(context, 1);
         mkc::mkey_7_0.set(context, 0x5a);
@@ -375,7 +375,7 @@ impl Guest {
         command::create_mkey_in::translations_octword_actual_size
             .set(&mut create, pages.div_ceil(2));
         let out = self.ok(create, 16);
-        reply::object.get32(&out) << 8 | 0x5a
+        (reply::object.get32(&out) << 8) | 0x5a
     }
 }
 
@@ -383,7 +383,7 @@ fn next_event(ram: &Ram, queue: &mut EventQueue) -> Option<Vec<u8>> {
     let at = queue.at + u64::from(queue.consumer & ((1 << LOG_EQ) - 1)) * 64;
     let entry = ram.get(at, 64);
     let owner = u32::from(entry[63] & 1);
-    if owner != queue.consumer >> LOG_EQ & 1 {
+    if owner != (queue.consumer >> LOG_EQ) & 1 {
         return None;
     }
     queue.consumer += 1;
@@ -449,7 +449,7 @@ impl Cq {
     pub fn poll(&mut self, guest: &Guest) -> Option<Cqe> {
         let slot = self.consumer & ((1 << self.log) - 1);
         let e = guest.ram.get(self.at + u64::from(slot) * 64, 64);
-        let valid = e[63] >> 4 != 15 && u32::from(e[63] & 1) == self.consumer >> self.log & 1;
+        let valid = e[63] >> 4 != 15 && u32::from(e[63] & 1) == (self.consumer >> self.log) & 1;
         if !valid {
             return None;
         }
@@ -576,8 +576,8 @@ impl Qp {
     pub fn to_init(&self, guest: &mut Guest, s: Settings) {
         let status = self.modify(guest, opcode::RST2INIT_QP, |c| {
             qpc::rre.set(c, s.rights & 1);
-            qpc::rwe.set(c, s.rights >> 1 & 1);
-            qpc::rae.set(c, s.rights >> 2 & 1);
+            qpc::rwe.set(c, (s.rights >> 1) & 1);
+            qpc::rae.set(c, (s.rights >> 2) & 1);
         });
         assert_eq!(status, 0);
     }
@@ -628,7 +628,7 @@ impl Qp {
         let index = self.producer.to_be_bytes();
         wqe[..4].copy_from_slice(&[0, index[0], index[1], op]);
         let count = 1 + segments.len() as u32;
-        wqe[4..8].copy_from_slice(&(self.qpn << 8 | count).to_be_bytes());
+        wqe[4..8].copy_from_slice(&((self.qpn << 8) | count).to_be_bytes());
         wqe[11] = flags;
         wqe[12..16].copy_from_slice(&immediate.to_be_bytes());
         for (i, segment) in segments.iter().enumerate() {

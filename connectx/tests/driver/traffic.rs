@@ -110,7 +110,7 @@ fn unsignalled_work_is_silent_and_the_ring_wraps() {
         // All but the last of a full queue are unsignalled.
         for i in 0..1u16 << LOG_SQ {
             let flags = if i + 1 == 1 << LOG_SQ { 0x08 } else { 0 };
-            let at = b.at + u64::from(round << LOG_SQ | i) * 8;
+            let at = b.at + u64::from((round << LOG_SQ) | i) * 8;
             guests[0].ram.set(a.at, &[round as u8; 8]);
             a.qp.put(
                 &guests[0],
@@ -128,7 +128,7 @@ fn unsignalled_work_is_silent_and_the_ring_wraps() {
         );
     }
     assert_eq!(a.send.poll(&guests[0]), None);
-    let all = guests[1].ram.get(b.at, 8 * 10 << LOG_SQ);
+    let all = guests[1].ram.get(b.at, (8 * 10) << LOG_SQ);
     let expected: Vec<u8> = (0..10u8).flat_map(|r| vec![r; 8 << LOG_SQ]).collect();
     assert_eq!(all, expected);
 }
