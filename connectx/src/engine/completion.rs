@@ -10,6 +10,27 @@ use crate::objects::queue::{Arm, CqStatus};
 /// Mask of producer and consumer indices.
 const INDEX: u32 = 0xff_ffff;
 
+/// Vendor syndromes as ConnectX is seen to report them (rdma-core, UCX and NCCL bug reports quote them).
+#[allow(missing_docs)]
+pub mod vendor {
+    pub const RETRY: u8 = 0x81;
+    pub const RNR_RETRY: u8 = 0x87;
+    pub const REMOTE_ACCESS: u8 = 0x88;
+    pub const REMOTE_OPERATION: u8 = 0x89;
+    pub const REMOTE_INVALID: u8 = 0x8a;
+    pub const LOCAL_KEY: u8 = 0x51;
+    pub const LOCAL_BOUNDS: u8 = 0x52;
+    pub const LOCAL_PERMISSION: u8 = 0x53;
+    pub const SCATTER: u8 = 0x54;
+    pub const WQE_FORMAT: u8 = 0x68;
+    pub const SEND_LENGTH: u8 = 0x6e;
+    pub const RECEIVE_LENGTH: u8 = 0x6f;
+    pub const WQE_FETCH: u8 = 0x75;
+    pub const KEY_UPDATE: u8 = 0x78;
+    pub const RECEIVE_FLUSH: u8 = 0xf5;
+    pub const SEND_FLUSH: u8 = 0xf9;
+}
+
 /// Why a WQE failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Failure {

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What runs by itself: a doorbell leads to a WQE, that to memory and packets, these to CQEs, EQEs and interrupts.
 
+mod atomic;
 pub mod completion;
+mod datagram;
 pub mod doorbell;
 pub mod event;
+mod keys;
 pub mod memory;
 pub mod receive;
+mod receive_queue;
 pub mod requester;
 pub mod responder;
 pub mod timer;

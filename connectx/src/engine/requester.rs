@@ -7,11 +7,11 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use super::completion::{self, Completion, Failure, error_opcode};
+use super::completion::{self, Completion, Failure, error_opcode, vendor};
 use super::memory::{self, Accessor, Denied, Purpose};
 use super::timer::{ack_timeout, rnr_delay};
 use super::wqe::{self, Fetched, Operation, Wqe};
-use super::{event, responder};
+use super::{event, keys, receive_queue, responder};
 use crate::ifc::event::kind;
 use crate::ifc::wqe::{cqe_opcode, dbr, syndrome};
 use crate::objects::device::Device;
@@ -28,22 +28,6 @@ const MAX_UNANSWERED: u32 = 128;
 const ACK_EVERY: u32 = 32;
 /// `rnr_retry` that means forever.
 const FOREVER: u8 = 7;
-
-/// Vendor syndromes as ConnectX is seen to report them (rdma-core, UCX and NCCL bug reports quote them).
-mod vendor {
-    pub const RETRY: u8 = 0x81;
-    pub const RNR_RETRY: u8 = 0x87;
-    pub const REMOTE_ACCESS: u8 = 0x88;
-    pub const REMOTE_OPERATION: u8 = 0x89;
-    pub const REMOTE_INVALID: u8 = 0x8a;
-    pub const LOCAL_KEY: u8 = 0x51;
-    pub const LOCAL_BOUNDS: u8 = 0x52;
-    pub const LOCAL_PERMISSION: u8 = 0x53;
-    pub const WQE_FORMAT: u8 = 0x68;
-    pub const WQE_FETCH: u8 = 0x75;
-    pub const LENGTH: u8 = 0x6e;
-    pub const FLUSH: u8 = 0xf9;
-}
 
 /// A WQE between its fetch and its completion.
 #[derive(Debug)]
@@ -314,7 +298,7 @@ fn take_next(device: &mut Device, qp: &mut Qp) -> bool {
                     "a message has at most 2^log_msg_max bytes, a datagram one MTU",
                     "IBA 9.7.8",
                 );
-                Failure::new(syndrome::LOCAL_LENGTH, vendor::LENGTH)
+                Failure::new(syndrome::LOCAL_LENGTH, vendor::SEND_LENGTH)
             });
             (wqe, failure)
         }
@@ -411,9 +395,7 @@ fn step(device: &mut Device, qp: &mut Qp, now: Instant) -> Step {
             Step::Local
         }
         Operation::Invalidate { key } => {
-            let failure = responder::invalidate(device, qp, key)
-                .err()
-                .map(local_failure);
+            let failure = keys::invalidate(device, qp, key).err().map(local_failure);
             let cursor = qp.requester.cursor;
             if let Some(flight) = qp.requester.flights.get_mut(cursor) {
                 flight.executed = true;
@@ -692,7 +674,7 @@ fn look_at(device: &mut Device, qp: &mut Qp, when: Instant) {
 pub fn timer(device: &mut Device, qp: &mut Qp, now: Instant) {
     qp.requester.timer_at = None;
     if qp.state == State::Error {
-        responder::poll_in_error(device, qp, now);
+        receive_queue::poll_in_error(device, qp, now);
         return;
     }
     if let Some(until) = qp.requester.pause_until {
@@ -889,7 +871,7 @@ fn atomic_response(device: &mut Device, qp: &mut Qp, psn_: u32, original: u64) {
 
 /// Writes what a READ or atomic brought into the WQE's local memory.
 fn scatter(device: &Device, qp: &Qp, wqe: &Wqe, offset: usize, data: &[u8]) -> Result<(), Denied> {
-    responder::scatter(device, accessor(qp), &wqe.gather, offset, data)
+    receive_queue::scatter(device, accessor(qp), &wqe.gather, offset, data)
 }
 
 /// Completes WQEs at the head, in order. One that fails puts the queue pair in error.
@@ -957,19 +939,19 @@ pub fn enter_error(device: &mut Device, qp: &mut Qp, event_type: Option<u8>) {
     qp.requester.deadline = None;
     qp.requester.pause_until = None;
     flush_send(device, qp);
-    responder::flush(device, qp);
+    receive_queue::flush(device, qp);
     if let Some(event_type) = event_type {
         event::queue_pair(device, event_type, qp.number);
     }
     if matches!(qp.decoded.receive, ReceiveFrom::Shared(_)) && qp.service != Service::Xrc {
         event::queue_pair(device, kind::SRQ_LAST_WQE, qp.number);
     }
-    responder::watch_in_error(device, qp, Instant::now());
+    receive_queue::watch_in_error(device, qp, Instant::now());
 }
 
 /// Completes every posted send WQE with a flush.
 pub fn flush_send(device: &mut Device, qp: &mut Qp) {
-    let failure = Some(Failure::new(syndrome::WR_FLUSH, vendor::FLUSH));
+    let failure = Some(Failure::new(syndrome::WR_FLUSH, vendor::SEND_FLUSH));
     while let Some(flight) = qp.requester.flights.pop_front() {
         device.counters.flush_cqes += 1;
         report(device, qp, &flight.wqe, failure);

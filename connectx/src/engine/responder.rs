@@ -1,51 +1,21 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The receiving half of a queue pair: requests from the wire, receive WQEs, answers.
+//! The receiving half of a queue pair: requests from the wire, and answers.
 
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use super::completion::{self, Completion, Failure, Source, error_opcode};
-use super::event;
+use super::completion::{Completion, Failure, vendor};
 use super::memory::{self, Accessor, Denied, Purpose, Range};
+use super::receive_queue::{Receive, deliver, fail_receive, scatter, take_receive};
 use super::requester::{self, Budget, accessor};
-use super::wqe::{Sge, scatter_list};
+use super::{atomic, datagram, keys};
 use crate::ifc::event::kind;
-use crate::ifc::wqe::{SEGMENT, cqe_opcode, dbr, srq_next, syndrome};
+use crate::ifc::wqe::{cqe_opcode, syndrome};
 use crate::objects::device::Device;
-use crate::objects::qp::{Qp, ReceiveFrom, Service};
-use crate::objects::queue::SrqKind;
+use crate::objects::qp::{Qp, Service};
 use crate::wire::packet::{
     Atomic, Kind, Nak, Packet, Position, Reth, Rider, Transport, Verdict, psn,
 };
-
-/// Longest receive WQE.
-const MAX_RECEIVE_WQE: usize = 512;
-/// Bytes that a global route header, or its place, takes before a datagram's data.
-const GRH_LEN: usize = 40;
-/// How often a queue pair in error is looked at for newly posted receive WQEs, which ring no doorbell.
-const ERROR_POLL: Duration = Duration::from_millis(2);
-/// How often after [`ERROR_POLLS`] looks that found nothing.
-const ERROR_POLL_SLOW: Duration = Duration::from_millis(50);
-const ERROR_POLLS: u32 = 500;
-
-/// Vendor syndromes as ConnectX is seen to report them.
-mod vendor {
-    pub const SCATTER: u8 = 0x54;
-    pub const LENGTH: u8 = 0x6f;
-    pub const FLUSH: u8 = 0xf5;
-}
-
-/// A receive WQE that has been taken.
-#[derive(Debug, Clone)]
-struct Receive {
-    /// As in its CQE: counter of the receive queue, or place in the shared one.
-    index: u16,
-    scatter: Vec<Sge>,
-    /// Who owns the memory: protection domain of the queue.
-    pd: u32,
-    /// Of an XRC SRQ: where to complete to, and the user index.
-    complete_to: Option<(u32, u32)>,
-}
 
 /// A message that has begun.
 #[derive(Debug)]
@@ -82,11 +52,20 @@ pub struct Responder {
     /// Results of the last atomics, for requests that come again.
     atomics: VecDeque<(u32, u64)>,
     /// Looks at the receive queue in error that found nothing, and the next one.
-    idle_polls: u32,
-    next_poll: Option<Instant>,
+    pub(super) idle_polls: u32,
+    pub(super) next_poll: Option<Instant>,
 }
 
 impl Responder {
+    /// Gives up what has begun. Gives the receive WQE that was in use.
+    pub(super) fn abandon(&mut self) -> Option<Receive> {
+        self.jobs.clear();
+        match self.incoming.take() {
+            Some(Incoming::Send { receive, .. }) => Some(receive),
+            _ => None,
+        }
+    }
+
     /// Whether answers are waiting to be sent.
     pub fn has_jobs(&self) -> bool {
         !self.jobs.is_empty()
@@ -105,7 +84,7 @@ pub fn wire_qpn(qp: &Qp) -> u32 {
 /// A request has come.
 pub fn request(device: &mut Device, qp: &mut Qp, packet: &Packet) {
     match packet.transport {
-        Transport::Ud => datagram(device, qp, packet),
+        Transport::Ud => datagram::receive(device, qp, packet),
         Transport::Uc => unreliable(device, qp, packet),
         Transport::Rc | Transport::Xrc => reliable(device, qp, packet),
     }
@@ -245,6 +224,15 @@ fn fits(qp: &Qp, position: Position, is_send: bool) -> bool {
     }
 }
 
+/// Completes a receive WQE; a completion queue that has failed is an error that the sender sees.
+fn completed(device: &mut Device, qp: &mut Qp, receive: &Receive, entry: Completion) -> Outcome {
+    if deliver(device, qp, receive, entry) {
+        Outcome::Done
+    } else {
+        Outcome::Refused(Verdict::Nak(Nak::RemoteOperation))
+    }
+}
+
 fn not_ready(qp: &Qp) -> Outcome {
     Outcome::Refused(Verdict::ReceiverNotReady(qp.decoded.min_rnr_nak))
 }
@@ -285,7 +273,7 @@ fn send(
             device,
             qp,
             &receive,
-            Failure::new(syndrome::LOCAL_LENGTH, vendor::LENGTH),
+            Failure::new(syndrome::LOCAL_LENGTH, vendor::RECEIVE_LENGTH),
         );
         return INVALID;
     }
@@ -315,7 +303,7 @@ fn send(
         Rider::None => (cqe_opcode::RESP_SEND, 0),
         Rider::Immediate(immediate) => (cqe_opcode::RESP_SEND_IMM, immediate),
         Rider::Invalidate(key) => {
-            if invalidate(device, qp, key).is_err() {
+            if keys::invalidate(device, qp, key).is_err() {
                 fail_receive(
                     device,
                     qp,
@@ -331,34 +319,7 @@ fn send(
     entry.immediate = immediate;
     entry.byte_count = received;
     entry.solicited = packet.solicited;
-    deliver(device, qp, &receive, entry)
-}
-
-/// Completes a receive WQE.
-fn deliver(device: &mut Device, qp: &mut Qp, receive: &Receive, mut entry: Completion) -> Outcome {
-    let cqn = match receive.complete_to {
-        Some((cqn, user_index)) => {
-            entry.user_index = user_index;
-            cqn
-        }
-        None => qp.decoded.cqn_receive,
-    };
-    if completion::post(device, cqn, &entry) {
-        Outcome::Done
-    } else {
-        Outcome::Refused(Verdict::Nak(Nak::RemoteOperation))
-    }
-}
-
-fn fail_receive(device: &mut Device, qp: &mut Qp, receive: &Receive, failure: Failure) {
-    let mut entry = Completion::new(
-        error_opcode(false),
-        qp.number,
-        qp.decoded.user_index,
-        receive.index,
-    );
-    entry.failure = Some(failure);
-    deliver(device, qp, receive, entry);
+    completed(device, qp, &receive, entry)
 }
 
 fn write(
@@ -435,7 +396,7 @@ fn write(
     entry.immediate = immediate;
     entry.byte_count = reth.len;
     entry.solicited = packet.solicited;
-    deliver(device, qp, &receive, entry)
+    completed(device, qp, &receive, entry)
 }
 
 /// Whose rights a request has: the protection domain of the queue pair, or of the SRQ that an XRC packet names (IBA annex
@@ -533,7 +494,7 @@ fn atomic(
     }
     let host_order = device.caps.atomic_host_order;
     let swap = |value: u64| if host_order { value } else { value.to_be() };
-    let mut change = |old: u64| apply(operation, swap(old)).map(swap);
+    let mut change = |old: u64| atomic::apply(operation, swap(old)).map(swap);
     let Ok(old) = memory::atomic(device, who, rkey, address, &mut change) else {
         return NO_ACCESS;
     };
@@ -551,50 +512,6 @@ fn atomic(
         Kind::AtomicResponse { original },
     );
     Outcome::Answered
-}
-
-/// The new value, or `None` if the comparison fails.
-fn apply(operation: Atomic, old: u64) -> Option<u64> {
-    match operation {
-        Atomic::CompareSwap {
-            compare,
-            compare_mask,
-            swap,
-            swap_mask,
-        } => ((old ^ compare) & compare_mask == 0).then_some(old & !swap_mask | swap & swap_mask),
-        Atomic::FetchAdd { add, boundary: 0 } => Some(old.wrapping_add(add)),
-        Atomic::FetchAdd { add, boundary } => {
-            // Add without the boundary bits, so that no carry leaves a field, and set these by themselves.
-            let low = (old & !boundary).wrapping_add(add & !boundary);
-            Some(low ^ ((old ^ add) & boundary))
-        }
-    }
-}
-
-/// Takes away a key that its owner permitted to be invalidated.
-pub fn invalidate(device: &mut Device, qp: &Qp, key: u32) -> Result<(), Denied> {
-    let denied = |device: &Device, reason, rule| {
-        device.refuse(
-            format!("qp {:#x} invalidate", qp.number),
-            "rkey",
-            key,
-            rule,
-            "IBA 10.6.7.2.4",
-        );
-        Err(reason)
-    };
-    match device.mkeys.get_mut(key >> 8) {
-        Some(mkey) if mkey.variant == key as u8 && mkey.pd == qp.decoded.pd && !mkey.free => {
-            mkey.free = true;
-            Ok(())
-        }
-        Some(_) => denied(
-            device,
-            Denied::Domain,
-            "a valid key of the queue pair's protection domain",
-        ),
-        None => denied(device, Denied::Key, "a key that exists"),
-    }
 }
 
 /// Without acknowledgements a gap only loses the message that it is in (IBA 9.8.2.2).
@@ -615,255 +532,6 @@ fn unreliable(device: &mut Device, qp: &mut Qp, packet: &Packet) {
     }
     if let Outcome::Refused(Verdict::Nak(nak)) = in_sequence(device, qp, packet) {
         refuse(device, qp, nak);
-    }
-}
-
-fn datagram(device: &mut Device, qp: &mut Qp, packet: &Packet) {
-    let (Kind::Send { rider, .. }, Some(deth)) = (&packet.kind, packet.deth) else {
-        return;
-    };
-    // QP0 has no key check; QP1 has the well-known one, which the driver sets in its context.
-    if qp.service == Service::Ud && deth.qkey != qp.decoded.qkey {
-        device.counters.packets_dropped += 1;
-        let rule = "a datagram has the queue pair's Q_Key";
-        return device.refuse(
-            format!("qp {:#x} datagram", qp.number),
-            "qkey",
-            deth.qkey,
-            rule,
-            "IBA 9.8.3.1",
-        );
-    }
-    let receive = match take_receive(device, qp, None) {
-        Ok(Some(receive)) => receive,
-        Ok(None) => {
-            device.counters.packets_dropped += 1;
-            return;
-        }
-        Err(()) => return requester::enter_error(device, qp, None),
-    };
-    let who = Accessor {
-        pd: receive.pd,
-        qpn: qp.number,
-    };
-    let mut head = [0; GRH_LEN];
-    if let Some(grh) = &packet.grh {
-        head[0..4].copy_from_slice(
-            &((6 << 28) | (u32::from(grh.traffic_class) << 20) | grh.flow_label & 0xf_ffff)
-                .to_be_bytes(),
-        );
-        head[4..6].copy_from_slice(&(packet.payload.len() as u16).to_be_bytes());
-        // Next header 0x1b is the base transport header.
-        head[6] = 0x1b;
-        head[7] = grh.hop_limit;
-        head[8..24].copy_from_slice(&grh.source);
-        head[24..40].copy_from_slice(&grh.destination);
-    }
-    let room: u64 = receive.scatter.iter().map(|sge| u64::from(sge.len)).sum();
-    let len = GRH_LEN + packet.payload.len();
-    let fits = len as u64 <= room;
-    let written = fits
-        && (packet.grh.is_none() || scatter(device, who, &receive.scatter, 0, &head).is_ok())
-        && scatter(device, who, &receive.scatter, GRH_LEN, &packet.payload).is_ok();
-    if !written {
-        let failure = if fits {
-            Failure::new(syndrome::LOCAL_PROT, vendor::SCATTER)
-        } else {
-            Failure::new(syndrome::LOCAL_LENGTH, vendor::LENGTH)
-        };
-        fail_receive(device, qp, &receive, failure);
-        return requester::enter_error(device, qp, None);
-    }
-    let (opcode, immediate) = match rider {
-        Rider::Immediate(immediate) => (cqe_opcode::RESP_SEND_IMM, *immediate),
-        _ => (cqe_opcode::RESP_SEND, 0),
-    };
-    let mut entry = Completion::new(opcode, qp.number, qp.decoded.user_index, receive.index);
-    entry.immediate = immediate;
-    entry.byte_count = len as u32;
-    entry.solicited = packet.solicited;
-    entry.source = Some(Source {
-        lid: packet.source_lid,
-        qpn: deth.source_qpn,
-        sl: packet.sl,
-        grh: packet.grh.is_some(),
-        pkey_index: 0,
-    });
-    if let Outcome::Refused(_) = deliver(device, qp, &receive, entry) {
-        requester::enter_error(device, qp, Some(kind::WQ_CATAS_ERROR));
-    }
-}
-
-/// Takes the next receive WQE: `None` if there is none, an error if its memory or queue is broken.
-fn take_receive(
-    device: &mut Device,
-    qp: &mut Qp,
-    xrc_srqn: Option<u32>,
-) -> Result<Option<Receive>, ()> {
-    if let Some(srqn) = xrc_srqn {
-        let in_domain = device
-            .srqs
-            .get(srqn)
-            .is_some_and(|s| s.kind == SrqKind::Xrc && s.xrcd == Some(qp.decoded.xrcd));
-        if !in_domain {
-            let rule = "an XRC packet names an SRQ of the queue pair's XRC domain";
-            device.refuse(
-                format!("qp {:#x}", qp.number),
-                "xrc_srqn",
-                srqn,
-                rule,
-                "IBA annex A14",
-            );
-            return Err(());
-        }
-        return take_shared(device, srqn);
-    }
-    match qp.decoded.receive {
-        ReceiveFrom::Own => take_own(device, qp),
-        ReceiveFrom::Shared(srqn) => take_shared(device, srqn),
-        ReceiveFrom::Nothing => Ok(None),
-    }
-}
-
-/// Receive WQEs that are posted to a queue pair's own queue and not taken.
-fn posted(device: &Device, qp: &Qp) -> Result<u16, ()> {
-    let Some(log_size) = qp.queues.log_receive else {
-        return Ok(0);
-    };
-    let word = device
-        .host
-        .read_be32(qp.decoded.dbr + dbr::RECEIVE)
-        .map_err(|_| ())?;
-    let posted = (word as u16).wrapping_sub(qp.responder.consumed as u16);
-    if u32::from(posted) > 1 << log_size {
-        let rule = "at most as many receive WQEs are posted as the queue has";
-        device.refuse(
-            format!("qp {:#x}", qp.number),
-            "receive producer",
-            word,
-            rule,
-            "PRM, doorbell record",
-        );
-        return Err(());
-    }
-    Ok(posted)
-}
-
-fn take_own(device: &mut Device, qp: &mut Qp) -> Result<Option<Receive>, ()> {
-    let Some(log_size) = qp.queues.log_receive else {
-        return Ok(None);
-    };
-    if posted(device, qp)? == 0 {
-        return Ok(None);
-    }
-    let stride = 1usize << qp.queues.log_stride;
-    let slot = u64::from(qp.responder.consumed & ((1 << log_size) - 1));
-    let mut raw = [0; MAX_RECEIVE_WQE];
-    let raw = raw.get_mut(..stride).ok_or(())?;
-    read_queue(device, &qp.queues.buffer, slot << qp.queues.log_stride, raw)?;
-    let receive = Receive {
-        index: qp.responder.consumed as u16,
-        scatter: scatter_list(raw),
-        pd: qp.decoded.pd,
-        complete_to: None,
-    };
-    qp.responder.consumed = qp.responder.consumed.wrapping_add(1);
-    Ok(Some(receive))
-}
-
-/// Reads queue memory, across pages if need be.
-fn read_queue(
-    device: &Device,
-    buffer: &crate::objects::memory::Buffer,
-    offset: u64,
-    into: &mut [u8],
-) -> Result<(), ()> {
-    let mut done = 0;
-    while done < into.len() {
-        let (addr, left) = buffer.locate(offset + done as u64).ok_or(())?;
-        let piece = (into.len() - done).min(left as usize);
-        device
-            .host
-            .read(addr, &mut into[done..done + piece])
-            .map_err(|_| ())?;
-        done += piece;
-    }
-    Ok(())
-}
-
-fn take_shared(device: &mut Device, srqn: u32) -> Result<Option<Receive>, ()> {
-    let Some(srq) = device.srqs.get(srqn).filter(|srq| !srq.error) else {
-        return Err(());
-    };
-    let word = device
-        .host
-        .read_be32(srq.dbr + dbr::RECEIVE)
-        .map_err(|_| ())?;
-    let posted = (word as u16).wrapping_sub(srq.consumed);
-    if posted == 0 {
-        return Ok(None);
-    }
-    let index = srq.head;
-    let mut raw = [0; MAX_RECEIVE_WQE];
-    let raw = raw.get_mut(..1 << srq.log_stride).ok_or(())?;
-    let slot = u64::from(index) & ((1 << srq.log_size) - 1);
-    read_queue(device, &srq.buffer, slot << srq.log_stride, raw)?;
-    let (pd, complete_to) = (srq.pd, srq.cqn.map(|cqn| (cqn, srq.user_index)));
-    let receive = Receive {
-        index,
-        scatter: scatter_list(raw.get(SEGMENT..).unwrap_or_default()),
-        pd,
-        complete_to,
-    };
-    let next = srq_next::next_wqe_index.get(raw) as u16;
-    let Some(srq) = device.srqs.get_mut(srqn) else {
-        return Err(());
-    };
-    srq.head = next;
-    srq.consumed = srq.consumed.wrapping_add(1);
-    let left = posted - 1;
-    if srq.limit > 0 && left < srq.limit {
-        srq.limit = 0;
-        event::shared_receive_queue(device, kind::SRQ_RQ_LIMIT, srqn);
-    }
-    Ok(Some(receive))
-}
-
-/// Writes `data` at byte `offset` of a scatter list.
-pub fn scatter(
-    device: &Device,
-    who: Accessor,
-    list: &[Sge],
-    offset: usize,
-    data: &[u8],
-) -> Result<(), Denied> {
-    let mut skip = offset;
-    let mut rest = data;
-    for sge in list {
-        if rest.is_empty() {
-            break;
-        }
-        let size = sge.len as usize;
-        if skip >= size {
-            skip -= size;
-            continue;
-        }
-        let (piece, tail) = rest.split_at(rest.len().min(size - skip));
-        memory::write(
-            device,
-            who,
-            sge.key,
-            sge.address.wrapping_add(skip as u64),
-            Purpose::LocalWrite,
-            piece,
-        )?;
-        rest = tail;
-        skip = 0;
-    }
-    if rest.is_empty() {
-        Ok(())
-    } else {
-        Err(Denied::Bounds)
     }
 }
 
@@ -999,101 +667,4 @@ fn read_piece(
         },
         payload,
     ))
-}
-
-/// Completes the begun message and every posted receive WQE with a flush. Returns how many.
-pub fn flush(device: &mut Device, qp: &mut Qp) -> u32 {
-    qp.responder.jobs.clear();
-    let failure = Failure::new(syndrome::WR_FLUSH, vendor::FLUSH);
-    let mut flushed = 0;
-    if let Some(Incoming::Send { receive, .. }) = qp.responder.incoming.take() {
-        fail_receive(device, qp, &receive, failure);
-        flushed += 1;
-    }
-    if qp.decoded.receive == ReceiveFrom::Own {
-        let most = qp.queues.log_receive.map_or(0, |log| 1u32 << log);
-        for _ in 0..most.min(u32::from(posted(device, qp).unwrap_or(0))) {
-            let index = qp.responder.consumed as u16;
-            qp.responder.consumed = qp.responder.consumed.wrapping_add(1);
-            let receive = Receive {
-                index,
-                scatter: Vec::new(),
-                pd: qp.decoded.pd,
-                complete_to: None,
-            };
-            fail_receive(device, qp, &receive, failure);
-            flushed += 1;
-        }
-    }
-    device.counters.flush_cqes += u64::from(flushed);
-    flushed
-}
-
-/// Has the timer look for receive WQEs that are posted to a queue pair in error.
-pub fn watch_in_error(device: &mut Device, qp: &mut Qp, now: Instant) {
-    if qp.decoded.receive == ReceiveFrom::Own && qp.queues.log_receive.is_some() {
-        let period = if qp.responder.idle_polls < ERROR_POLLS {
-            ERROR_POLL
-        } else {
-            ERROR_POLL_SLOW
-        };
-        qp.responder.next_poll = Some(now + period);
-        device.timers.add(now + period, qp.number);
-    }
-}
-
-/// The timer's look.
-pub fn poll_in_error(device: &mut Device, qp: &mut Qp, now: Instant) {
-    if qp.responder.next_poll.is_none_or(|due| due > now) {
-        return;
-    }
-    if flush(device, qp) > 0 {
-        qp.responder.idle_polls = 0;
-    } else {
-        qp.responder.idle_polls = qp.responder.idle_polls.saturating_add(1);
-    }
-    watch_in_error(device, qp, now);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn atomics() {
-        let cas = |compare, swap| Atomic::CompareSwap {
-            compare,
-            compare_mask: u64::MAX,
-            swap,
-            swap_mask: u64::MAX,
-        };
-        assert_eq!(apply(cas(5, 9), 5), Some(9));
-        assert_eq!(apply(cas(5, 9), 6), None);
-        let masked = Atomic::CompareSwap {
-            compare: 0x05,
-            compare_mask: 0xff,
-            swap: 0x0900,
-            swap_mask: 0xff00,
-        };
-        assert_eq!(apply(masked, 0xaabb_1205), Some(0xaabb_0905));
-        assert_eq!(
-            apply(
-                Atomic::FetchAdd {
-                    add: 2,
-                    boundary: 0
-                },
-                u64::MAX
-            ),
-            Some(1)
-        );
-        // Two 32-bit fields: no carry from the low into the high one.
-        let two = Atomic::FetchAdd {
-            add: 0x0000_0001_0000_0001,
-            boundary: 0x8000_0000_8000_0000,
-        };
-        assert_eq!(
-            apply(two, 0x0000_0005_ffff_ffff),
-            Some(0x0000_0006_0000_0000)
-        );
-    }
 }
