@@ -1,2 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the tests inside the virtual machine share.
+//! What the module's tests inside the virtual machine share: the broker's raw ioctls, UARs and a queue pair from the real
+//! driver, and the machine itself. Nothing of libibgda is used, so that a mistake there cannot hide one in the module.
+
+// The ioctls and fields are documented in ibgda.h.
+#![allow(missing_docs)]
+
+pub mod broker;
+pub mod machine;
+pub mod process;
+pub mod verbs;

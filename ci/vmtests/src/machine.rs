@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The virtual machine: its functions, the broker's policy, the model's counters, and ways to break things.
+
+use serde_json::{Value, json};
+use std::{
+    collections::BTreeMap,
+    env, fmt, fs,
+    io::{BufRead, BufReader, Write},
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// A PCI function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bdf {
+    pub domain: u32,
+    pub bus: u8,
+    pub device: u8,
+    pub function: u8,
+}
+
+impl Bdf {
+    /// Reads `0000:03:00.0`.
+    pub fn parse(text: &str) -> Self {
+        let parts: Vec<u32> = text
+            .split([':', '.'])
+            .map(|part| {
+                u32::from_str_radix(part, 16)
+                    .unwrap_or_else(|_| panic!("{text:?} is no PCI address"))
+            })
+            .collect();
+        let [domain, bus, device, function] = parts[..] else {
+            panic!("{text:?} is no PCI address");
+        };
+        Self {
+            domain,
+            bus: bus as u8,
+            device: device as u8,
+            function: function as u8,
+        }
+    }
+
+    /// Its folder in sysfs.
+    pub fn sysfs(self) -> PathBuf {
+        PathBuf::from(format!("/sys/bus/pci/devices/{self}"))
+    }
+}
+
+impl fmt::Display for Bdf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            domain,
+            bus,
+            device,
+            function,
+        } = self;
+        write!(f, "{domain:04x}:{bus:02x}:{device:02x}.{function}")
+    }
+}
+
+fn functions(variable: &str) -> Vec<Bdf> {
+    env::var(variable)
+        .unwrap_or_else(|_| panic!("{variable} is not set: these tests run in ./ci/vm"))
+        .split_whitespace()
+        .map(Bdf::parse)
+        .collect()
+}
+
+/// The NICs, in order.
+pub fn nics() -> Vec<Bdf> {
+    functions("IBGDA_NICS")
+}
+
+/// The stand-in GPUs, in order.
+pub fn gpus() -> Vec<Bdf> {
+    functions("IBGDA_GPUS")
+}
+
+/// An entry of the policy, removed when dropped.
+#[derive(Debug)]
+pub struct Allowed(PathBuf);
+
+impl Allowed {
+    pub fn pair(gpu: Bdf, nic: Bdf) -> Self {
+        Self::entry(&format!("{gpu}@{nic}"))
+    }
+
+    pub fn entry(name: &str) -> Self {
+        let path = entry_path(name);
+        fs::create_dir(&path).unwrap_or_else(|error| panic!("mkdir {}: {error}", path.display()));
+        Self(path)
+    }
+
+    pub fn set_any_path(&self, value: &str) -> std::io::Result<()> {
+        fs::write(self.0.join("any_path"), value)
+    }
+
+    pub fn any_path(&self) -> String {
+        fs::read_to_string(self.0.join("any_path")).expect("read any_path")
+    }
+}
+
+/// Where an entry of the policy lies.
+pub fn entry_path(name: &str) -> PathBuf {
+    Path::new("/sys/kernel/config/ibgda/allow").join(name)
+}
+
+impl Drop for Allowed {
+    fn drop(&mut self) {
+        fs::remove_dir(&self.0)
+            .unwrap_or_else(|error| panic!("rmdir {}: {error}", self.0.display()));
+    }
+}
+
+/// Waits until `condition` holds.
+pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(30);
+    while !condition() {
+        assert!(Instant::now() < end, "waited 30 s in vain until {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The model's numbers of live objects of one NIC, by kind.
+pub fn model_counts(nic: usize) -> BTreeMap<String, u64> {
+    const PORT: &str = "/dev/virtio-ports/org.ibgda.model";
+    let port = fs::File::options().read(true).write(true).open(PORT);
+    let mut port = port.unwrap_or_else(|error| panic!("open {PORT}: {error}"));
+    // The newline before ends whatever an earlier client left unfinished.
+    let request = format!("\n{}\n", json!({"command": "counts"}));
+    port.write_all(request.as_bytes()).expect("ask the model");
+    let mut answer = String::new();
+    BufReader::new(port)
+        .read_line(&mut answer)
+        .expect("hear the model");
+    let answer: Value = serde_json::from_str(&answer).expect("the model answers with JSON");
+    let name = format!("nic{nic}");
+    let functions = answer["functions"]
+        .as_array()
+        .expect("counts has functions");
+    let function = functions
+        .iter()
+        .find(|function| function["name"] == name.as_str())
+        .unwrap_or_else(|| panic!("the model has no {name}: {answer}"));
+    function
+        .as_object()
+        .expect("a function's counts are an object")
+        .iter()
+        .filter_map(|(kind, count)| Some((kind.clone(), count.as_u64()?)))
+        .collect()
+}
+
+/// Those that a process's doings raise and its end must lower again.
+pub fn live_objects(nic: usize) -> BTreeMap<String, u64> {
+    let mut counts = model_counts(nic);
+    counts.retain(|kind, _| {
+        ["uar", "uctx", "pd", "mkey", "cq", "qp", "umem"].contains(&kind.as_str())
+    });
+    assert!(
+        counts.contains_key("uar") && counts.contains_key("qp"),
+        "the model counts {counts:?}"
+    );
+    counts
+}
+
+/// Makes the kernel see a PCIe error of a function, by the aer_inject module.
+pub fn inject_error(function: Bdf, uncorrectable: u32) {
+    let mut record = [0; 32];
+    record[..3].copy_from_slice(&[function.bus, function.device, function.function]);
+    record[4..8].copy_from_slice(&uncorrectable.to_ne_bytes());
+    record[28..].copy_from_slice(&function.domain.to_ne_bytes());
+    fs::write("/dev/aer_inject", record).expect("write /dev/aer_inject");
+}
+
+/// Data Link Protocol Error: fatal.
+pub const FATAL: u32 = 0x10;
+/// Completion Timeout: not fatal.
+pub const NON_FATAL: u32 = 0x4000;
+
+/// The auxiliary device by which mlx5_ib is bound to a NIC.
+fn rdma_device(nic: Bdf) -> String {
+    fs::read_dir(nic.sysfs())
+        .expect("the NIC's folder in sysfs")
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .find(|name| name.starts_with("mlx5_core.rdma."))
+        .expect("the NIC has an RDMA device")
+}
+
+/// Unbinds mlx5_ib from a NIC; the result binds it again.
+pub fn unbind_mlx5_ib(nic: Bdf) -> impl FnOnce() {
+    const DRIVER: &str = "/sys/bus/auxiliary/drivers/mlx5_ib.rdma";
+    let device = rdma_device(nic);
+    fs::write(format!("{DRIVER}/unbind"), &device).expect("unbind mlx5_ib");
+    move || {
+        fs::write(format!("{DRIVER}/bind"), &device).expect("bind mlx5_ib");
+        wait_for_rdma(nic);
+    }
+}
+
+/// Waits until a NIC's port is active and its uverbs node there.
+pub fn wait_for_rdma(nic: Bdf) {
+    wait_until("the NIC's port is active", || {
+        let devices = fs::read_dir(nic.sysfs().join("infiniband"));
+        let device = devices.into_iter().flatten().flatten().next();
+        let state =
+            device.and_then(|device| fs::read_to_string(device.path().join("ports/1/state")).ok());
+        state.is_some_and(|state| state.contains("ACTIVE"))
+    });
+    wait_until("the NIC's uverbs node exists", || {
+        let nodes = fs::read_dir(nic.sysfs().join("infiniband_verbs"));
+        let node = nodes.into_iter().flatten().flatten().next();
+        node.is_some_and(|node| Path::new("/dev/infiniband").join(node.file_name()).exists())
+    });
+}
