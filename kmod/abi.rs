@@ -13,7 +13,7 @@
 )]
 pub(crate) mod uapi {
     use kernel::ffi;
-    include!("uapi_abi.rs");
+    include!(concat!(env!("IBGDA_GENERATED"), "/uapi_abi.rs"));
 }
 
 /// Functions of `glue.c`.
@@ -40,7 +40,7 @@ pub(crate) mod glue {
     #[repr(C)]
     pub struct ib_device([u8; 0]);
 
-    include!("glue_abi.rs");
+    include!(concat!(env!("IBGDA_GENERATED"), "/glue_abi.rs"));
 }
 
 use crate::decisions::{
