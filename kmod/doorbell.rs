@@ -16,6 +16,7 @@ use crate::{
         self,
         Grant, //
     },
+    observe,
     pci::Function,
     session::{
         new_pages,
@@ -152,6 +153,7 @@ unsafe extern "C" fn invalidate(attachment: *mut bindings::dma_buf_attachment) {
     // SAFETY: The import lives until the attachment is detached.
     let import = unsafe { &*(*attachment).importer_priv.cast::<Import>() };
     import.revoked.store(true, Release);
+    observe::INVALIDATED.count();
     // The ib_client tells more exactly, before or after this.
     let leaves = import.nic.is_disconnected() || import.nic.rdma_function_leaves();
     let lost = leaves.then_some(Reason::NicReset);

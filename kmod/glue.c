@@ -110,7 +110,7 @@ static void client_remove(struct ib_device *ibdev, void *client_data)
 
 	/* Waits for a handler that runs; a query it is in ends with the command's own time-out. */
 	ib_unregister_event_handler(&data->handler);
-	ibgda_nic_leaves(ibdev, pci_function_of(ibdev));
+	ibgda_nic_leaves(ibdev);
 	kfree(data);
 }
 

@@ -35,7 +35,7 @@ u32 ibgda_c_mem_type(void *ioremapped, u32 asked);
 /* In Rust: what the client of glue.c calls. */
 void ibgda_nic_arrives(struct ib_device *ibdev, struct pci_dev *pdev,
 		       const char *name, struct ibgda_c_port port);
-void ibgda_nic_leaves(struct ib_device *ibdev, struct pci_dev *pdev);
+void ibgda_nic_leaves(struct ib_device *ibdev);
 void ibgda_nic_port(struct ib_device *ibdev, struct ibgda_c_port port);
 
 #endif /* _IBGDA_GLUE_H */

@@ -16,12 +16,14 @@ use crate::{
         Import,
         MemoryType, //
     },
+    observe,
     owner::ThreadGroup,
     session::Session, //
 };
 use kernel::{
     bindings,
     error::code::*,
+    fmt,
     module::this_module,
     prelude::*,
     rbtree::{
@@ -195,6 +197,7 @@ impl Table {
             }
         }
         for grant in batch.iter().flatten() {
+            observe::ENDED.count();
             self.removed(grant);
         }
         batch
@@ -224,9 +227,12 @@ pub(crate) fn claim(grant: &Arc<Grant>) -> Result {
     let mut table = TABLE.lock();
     let table = table.as_mut().ok_or(ENODEV)?;
     if table.is_barred(grant) {
+        observe::BARRED.count();
         return Err(EBUSY);
     }
-    table.insert(grant, node, count)
+    table.insert(grant, node, count)?;
+    observe::GRANTS.count();
+    Ok(())
 }
 
 /// Takes back a grant that was never mapped.
@@ -272,6 +278,32 @@ pub(crate) fn file_released(session: &Session) {
     }
     drop(table);
     reap();
+}
+
+/// A line for each grant, without its page.
+pub(crate) fn show(f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let table = TABLE.lock();
+    for grant in table.iter().flat_map(|table| table.grants.values()) {
+        let session = grant.session();
+        writeln!(
+            f,
+            "{}\t{}\t{}\t{}\t{}",
+            grant.number,
+            session.number,
+            grant.owner().number(),
+            if session.is_released() {
+                "orphan"
+            } else {
+                "held"
+            },
+            if grant.is_revoked() {
+                "invalidated"
+            } else {
+                "valid"
+            },
+        )?;
+    }
+    Ok(())
 }
 
 /// Looks after the owners of orphans, while there are any.

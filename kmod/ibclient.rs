@@ -102,9 +102,9 @@ unsafe extern "C" fn ibgda_nic_arrives(
 ///
 /// # Safety
 ///
-/// For the client of `glue.c`: an ib_device, and the PCI function it belongs to.
+/// For the client of `glue.c`.
 #[no_mangle]
-unsafe extern "C" fn ibgda_nic_leaves(ibdev: *mut glue::ib_device, pdev: *mut bindings::pci_dev) {
+unsafe extern "C" fn ibgda_nic_leaves(ibdev: *mut glue::ib_device) {
     let mut registry = REGISTRY.lock();
     let Some(index) = registry
         .nics
@@ -114,8 +114,8 @@ unsafe extern "C" fn ibgda_nic_leaves(ibdev: *mut glue::ib_device, pdev: *mut bi
         return;
     };
     let nic = &mut registry.nics[index];
-    let resets =
-        !nic.unbinding && !nic.function.is_disconnected() && nic.function.rdma_function_leaves();
+    let function = nic.function.clone();
+    let resets = !nic.unbinding && !function.is_disconnected() && function.rdma_function_leaves();
     let reason = if resets {
         Reason::NicReset
     } else {
@@ -127,7 +127,7 @@ unsafe extern "C" fn ibgda_nic_leaves(ibdev: *mut glue::ib_device, pdev: *mut bi
         // Only an index out of bounds is an error.
         let _ = registry.nics.remove(index);
     }
-    lose_nic(&registry, pdev, reason);
+    lose_nic(&registry, &function, reason);
 }
 
 /// The port of an ib_device changed.
@@ -152,18 +152,27 @@ unsafe extern "C" fn ibgda_nic_port(ibdev: *mut glue::ib_device, port: glue::ibg
     }
 }
 
-fn lose_nic(registry: &Registry, pdev: *mut bindings::pci_dev, reason: Reason) {
+fn lose_nic(registry: &Registry, nic: &Function, reason: Reason) {
     let mut lost = 0;
     for session in registry.sessions() {
-        lost += u32::from(session.lose_if(reason, |pair| pair.nic.is(pdev)));
+        lost += u32::from(session.lose_if(reason, |pair| pair.nic.is(nic.as_raw())));
     }
     if lost > 0 {
-        pr_info!("NIC lost ({:?}), with {} sessions\n", reason, lost);
+        pr_info!(
+            "NIC {} lost ({:?}), with {} sessions\n",
+            nic.bdf,
+            reason,
+            lost
+        );
     }
 }
 
 /// A PCI function's driver is being unbound, or the function removed.
-fn function_leaves(pdev: *mut bindings::pci_dev) {
+///
+/// # Safety
+///
+/// `pdev` must be valid during the call.
+unsafe fn function_leaves(pdev: *mut bindings::pci_dev) {
     let mut registry = REGISTRY.lock();
     let nic = registry.nics.iter().position(|nic| nic.function.is(pdev));
     if let Some(index) = nic {
@@ -171,8 +180,9 @@ fn function_leaves(pdev: *mut bindings::pci_dev) {
             registry.nics[index].unbinding = true;
         } else {
             // Its reset has failed.
+            let function = registry.nics[index].function.clone();
             let _ = registry.nics.remove(index);
-            lose_nic(&registry, pdev, Reason::NicRemoved);
+            lose_nic(&registry, &function, Reason::NicRemoved);
         }
     }
     let mut lost = 0;
@@ -180,7 +190,9 @@ fn function_leaves(pdev: *mut bindings::pci_dev) {
         lost += u32::from(session.lose_if(Reason::GpuRemoved, |pair| pair.gpu.is(pdev)));
     }
     if lost > 0 {
-        pr_info!("GPU lost, with {} sessions\n", lost);
+        // SAFETY: The notifier's device is valid during the call.
+        let gpu = unsafe { Function::from_raw(pdev) };
+        pr_info!("GPU {} lost, with {} sessions\n", gpu.bdf, lost);
     }
 }
 
@@ -195,8 +207,8 @@ unsafe extern "C" fn bus_event(
     ];
     if LEAVING.contains(&event) {
         let device: *mut bindings::device = device.cast();
-        // SAFETY: Devices of the PCI bus are embedded in a `struct pci_dev`; the pointer is only compared.
-        function_leaves(unsafe { container_of!(device, bindings::pci_dev, dev) });
+        // SAFETY: Devices of the PCI bus are embedded in a `struct pci_dev`, which is valid while the notifiers run.
+        unsafe { function_leaves(container_of!(device, bindings::pci_dev, dev)) };
     }
     bindings::NOTIFY_DONE as c_int
 }

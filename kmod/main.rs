@@ -26,6 +26,7 @@ mod events;
 mod grant;
 mod ibclient;
 mod mapping;
+mod observe;
 mod owner;
 mod pci;
 mod policy;
@@ -55,6 +56,8 @@ struct Ibgda {
     #[pin]
     device: MiscDeviceRegistration<session::Session>,
     #[pin]
+    files: observe::Files,
+    #[pin]
     policy: policy::Policy,
     client: ibclient::Client,
     #[pin]
@@ -80,6 +83,7 @@ impl kernel::InPlaceModule for Ibgda {
             bus <- ibclient::BusNotifier::new(),
             client: ibclient::Client::new()?,
             policy <- policy::Policy::new(),
+            files <- observe::Files::new(),
             device <- MiscDeviceRegistration::register(MiscDeviceOptions { name: c"ibgda" }),
         })
     }

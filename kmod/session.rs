@@ -20,6 +20,7 @@ use crate::{
     events::Events,
     grant,
     ibclient::NAME_BYTES,
+    observe,
     owner::Owner,
     pci::{
         Function,
@@ -42,6 +43,7 @@ use crate::{
 use kernel::{
     bindings,
     error::code::*,
+    fmt,
     fs::File,
     new_mutex,
     page::PAGE_SHIFT,
@@ -243,6 +245,7 @@ impl Session {
             GFP_KERNEL_ACCOUNT,
         )?;
         Registry::add(&session)?;
+        observe::SESSIONS.count();
         Ok(session)
     }
 
@@ -438,6 +441,7 @@ impl Session {
         if !news {
             return false;
         }
+        observe::LOSSES.count();
         // Twice over the tree, because zapping looks at `inner`.
         for named in inner.objects.values_mut() {
             if let Object::Doorbell(doorbell) = &mut named.object {
@@ -470,6 +474,7 @@ impl Session {
             .as_ref()
             .is_some_and(|pair| pair.nic.looks_like(nic));
         if mine && inner.life.recover() {
+            observe::RETURNS.count();
             inner.port = port;
             self.publish(&inner);
             let generation = inner.life.generation();
@@ -519,17 +524,35 @@ impl Session {
         );
     }
 
+    /// A line of debugfs.
+    pub(crate) fn show_line(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let inner = self.inner.lock();
+        write!(
+            f,
+            "{}\t{}\t{}\t{}\t",
+            self.number,
+            self.owner.group.number(),
+            state_name(&inner.life),
+            inner.life.generation(),
+        )?;
+        match &inner.pair {
+            Some(pair) => write!(f, "{}\t{}\t", pair.gpu.bdf, pair.nic.bdf)?,
+            None => f.write_str("-\t-\t")?,
+        }
+        writeln!(
+            f,
+            "{}\t{}\t{}",
+            inner.doorbells,
+            inner.queues,
+            self.grants.load(Relaxed)
+        )
+    }
+
     /// `/proc/<pid>/fdinfo/<fd>`.
     pub(crate) fn show(&self, seq: &kernel::seq_file::SeqFile) {
         let inner = self.inner.lock();
-        let state = match inner.life.state() {
-            State::Unbound => "unbound",
-            State::Ready => "ready",
-            State::Lost(_) => "lost",
-            State::Recovered(_) => "recovered",
-        };
         kernel::seq_print!(seq, "owner:\t{}\n", self.owner.group.number());
-        kernel::seq_print!(seq, "state:\t{}\n", state);
+        kernel::seq_print!(seq, "state:\t{}\n", state_name(&inner.life));
         if let State::Lost(reason) | State::Recovered(reason) = inner.life.state() {
             kernel::seq_print!(seq, "reason:\t{:?}\n", reason);
         }
@@ -557,6 +580,15 @@ impl Session {
         kernel::seq_print!(seq, "queue-bytes:\t{}\n", pages << PAGE_SHIFT);
         drop(inner);
         kernel::seq_print!(seq, "grants:\t{}\n", self.grants.load(Relaxed));
+    }
+}
+
+fn state_name(life: &Life) -> &'static str {
+    match life.state() {
+        State::Unbound => "unbound",
+        State::Ready => "ready",
+        State::Lost(_) => "lost",
+        State::Recovered(_) => "recovered",
     }
 }
 
