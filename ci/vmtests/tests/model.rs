@@ -88,10 +88,14 @@ impl Machine {
         fs::read_to_string(format!("/sys/class/infiniband/{name}/ports/1/state")).ok()
     }
 
+    /// Whether a port is active and user space can reach it: uverbs comes last.
     fn up(&self, nic: usize) -> Result<bool> {
-        Ok(self
-            .state(nic)
-            .is_some_and(|state| state.contains("ACTIVE")))
+        let verbs = fs::read_dir(self.nic(nic, "infiniband_verbs"));
+        let reachable = verbs.is_ok_and(|mut devices| devices.next().is_some());
+        Ok(reachable
+            && self
+                .state(nic)
+                .is_some_and(|state| state.contains("ACTIVE")))
     }
 
     fn wait(&self, what: &str, mut done: impl FnMut() -> Result<bool>) -> Result<()> {
