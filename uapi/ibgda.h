@@ -120,7 +120,9 @@ struct ibgda_link {
  * BIND: ENODEV absent; EINVAL not a GPU, or not an RDMA NIC known to mlx5_ib;
  * EACCES pair not allowed; EXDEV not reachable peer to peer; EALREADY bound;
  * EHOSTDOWN NIC in recovery.
- * REBIND: EAGAIN NIC not back; EHOSTDOWN; EACCES; EINVAL not lost.
+ * REBIND: EAGAIN NIC not back yet; EHOSTDOWN its recovery failed; EACCES and
+ * EXDEV as above; ENODEV GPU gone; EINVAL not lost; ENOTCONN not bound. Doorbells
+ * of the former generation stay lost.
  */
 struct ibgda_bind {
 	__u32 size;
@@ -155,7 +157,8 @@ struct ibgda_bind {
  * @bar_offset: out: offset of the page in the NIC's BAR0
  *
  * EBADF not a dma-buf, or not a uverbs file; EINVAL exporter is not uverbs, not
- * the uverbs file given, or not one page; ERANGE not in BAR0 of the bound NIC;
+ * the uverbs file given, not one page, or UAR destroyed; ERANGE not in BAR0 of
+ * the bound NIC;
  * EBUSY page still held by another owner, or the type contradicts the page's;
  * EDQUOT limits; ENOTCONN not bound; ENOLINK session lost; EOPNOTSUPP type.
  */
@@ -201,7 +204,8 @@ struct ibgda_queue_alloc {
  * @handle: in: a doorbell
  * @address: in: where the caller mapped it
  *
- * Drivers that walk page tables (nvidia.ko) do not fault pages in.
+ * Drivers that walk page tables (nvidia.ko) do not fault pages in. After loss a
+ * doorbell's mapping leads to a private page: stores go nowhere, nothing faults.
  * ENOENT no such doorbell; EFAULT not this doorbell's mapping; ENOLINK lost.
  */
 struct ibgda_populate {
@@ -229,8 +233,9 @@ struct ibgda_status_map {
  * @size: sizeof(struct ibgda_release)
  * @handle: in
  *
- * The mapping is gone when the call returns; a doorbell's page stays parked for
- * this process until it is dead. ENOENT no such handle.
+ * The mapping is gone when the call returns. A doorbell's page stays parked for
+ * this process until it is dead and the file released; it may import the same
+ * page again. ENOENT no such handle.
  */
 struct ibgda_release {
 	__u32 size;
@@ -268,7 +273,8 @@ struct ibgda_event {
  * @capacity: in: entries there, 1..64
  * @count: out: entries written
  *
- * EAGAIN none; EFAULT.
+ * Of the last 64 records; when older ones were dropped, OVERFLOW comes first.
+ * EAGAIN none; EFAULT, and then the records taken are lost; EINVAL capacity.
  */
 struct ibgda_events {
 	__u32 size;

@@ -213,3 +213,93 @@ pub fn wait_for_rdma(nic: Bdf) {
         node.is_some_and(|node| Path::new("/dev/infiniband").join(node.file_name()).exists())
     });
 }
+
+/// The registers of a stand-in GPU, which stores to a bus address on its own until told to stop (connectx::gpu).
+#[derive(Debug)]
+pub struct StandInGpu(crate::broker::Mapping);
+
+impl StandInGpu {
+    const ENGINE: usize = 0x1000;
+    const STOP_ALL: usize = 0xc;
+
+    pub fn new(gpu: Bdf) -> Self {
+        use std::os::unix::fs::FileExt;
+        fs::write(gpu.sysfs().join("enable"), "1").expect("enable the GPU's memory");
+        // Bus mastering, which no driver has switched on: bit 2 of the command register.
+        let config = fs::File::options()
+            .read(true)
+            .write(true)
+            .open(gpu.sysfs().join("config"));
+        let config = config.expect("open the GPU's configuration space");
+        let mut command = [0; 2];
+        config
+            .read_exact_at(&mut command, 4)
+            .expect("read the command register");
+        command[0] |= 4;
+        config
+            .write_all_at(&command, 4)
+            .expect("write the command register");
+        let bar = fs::File::options()
+            .read(true)
+            .write(true)
+            .open(gpu.sysfs().join("resource0"));
+        let bar = bar.expect("open the GPU's registers");
+        let prot = libc::PROT_READ | libc::PROT_WRITE;
+        Self(
+            crate::broker::Mapping::new(&bar, 8192, prot, libc::MAP_SHARED, 0)
+                .expect("map the GPU's registers"),
+        )
+    }
+
+    fn write(&self, register: usize, value: u32) {
+        // SAFETY: inside the mapping, aligned.
+        unsafe {
+            self.0
+                .address
+                .add(register)
+                .cast::<u32>()
+                .write_volatile(value)
+        };
+    }
+
+    fn read(&self, register: usize) -> u32 {
+        // SAFETY: inside the mapping, aligned.
+        unsafe { self.0.address.add(register).cast::<u32>().read_volatile() }
+    }
+
+    /// Stores `word` to a bus address again and again.
+    pub fn keep_storing(&self, address: u64, word: u64, period_us: u32) {
+        let engine = |register| Self::ENGINE + register;
+        self.write(engine(0x00), address as u32);
+        self.write(engine(0x04), (address >> 32) as u32);
+        self.write(engine(0x08), 8);
+        self.write(engine(0x0c), period_us);
+        self.write(engine(0x10), 0);
+        self.write(engine(0x40), word as u32);
+        self.write(engine(0x44), (word >> 32) as u32);
+        self.write(engine(0x14), 1);
+        assert_eq!(self.read(engine(0x18)) & 1, 1, "the GPU's engine runs");
+    }
+
+    /// Stores that reached something.
+    pub fn stores(&self) -> u32 {
+        self.read(Self::ENGINE + 0x20)
+    }
+}
+
+impl Drop for StandInGpu {
+    fn drop(&mut self) {
+        self.write(Self::STOP_ALL, 1);
+    }
+}
+
+/// First address of BAR0, as the bus has it.
+pub fn bar0(function: Bdf) -> u64 {
+    let resource = fs::read_to_string(function.sysfs().join("resource")).expect("read resource");
+    let start = resource
+        .split(' ')
+        .next()
+        .expect("BAR0")
+        .trim_start_matches("0x");
+    u64::from_str_radix(start, 16).expect("an address")
+}

@@ -6,7 +6,10 @@
 use ibgda_uapi::*;
 use ibgda_vmtests::{
     broker::{Granted, Mapping, Number, Session, Status, ioctl},
-    machine::{self, Allowed, Bdf, entry_path, gpus, live_objects, model_counts, nics, wait_until},
+    machine::{
+        self, Allowed, Bdf, StandInGpu, entry_path, gpus, live_objects, model_counts, nics,
+        wait_until,
+    },
     process::{End, Line, fork, in_child},
     verbs::{Loopback, REGISTER, Verbs},
 };
@@ -1601,7 +1604,129 @@ fn events_wait_for_their_reader_and_an_eventfd_can_be_changed() {
     });
 }
 
+#[test]
+fn a_gpu_that_keeps_storing_after_release_reaches_no_page_of_another_process() {
+    alone(|| {
+        let pair = Pair::new();
+        let gpu = StandInGpu::new(pair.gpu);
+        let mut owner = fork(|line| {
+            let session = pair.session();
+            let doorbell = Doorbell::import(&session, pair.nic);
+            let qp = Loopback::new(&doorbell.verbs, &doorbell.uar);
+            let address = machine::bar0(pair.nic) + doorbell.granted.bar_offset + REGISTER as u64;
+            gpu.keep_storing(address, qp.stray_doorbell(), 200);
+            drop(qp);
+            // Everything a process can do to give the page back.
+            session.release(doorbell.granted.handle).expect("release");
+            drop(session);
+            let Doorbell {
+                verbs, uar, dmabuf, ..
+            } = doorbell;
+            fs::write(REPORT, uar.page_id.to_string()).expect("write the report");
+            verbs.destroy(uar);
+            drop((dmabuf, verbs));
+            line.go();
+            line.wait();
+            0
+        });
+        owner.wait();
+        let page = fs::read_to_string(REPORT).expect("read the report");
+        fs::remove_file(REPORT).expect("remove the report");
+        let session = pair.session();
+        let verbs = Verbs::open(pair.nic);
+        let has_page =
+            |verbs: &Verbs| (0..8).any(|_| verbs.alloc_uar().page_id.to_string() == page);
+        for _ in 0..10 {
+            assert!(
+                !has_page(&verbs),
+                "firmware handed out the page the GPU still stores to"
+            );
+        }
+        // A page of our own, and the GPU's stores do not reach it.
+        let doorbell = Doorbell::import(&session, pair.nic);
+        let mapping = session.map(doorbell.granted, 4096).expect("map");
+        let mut qp = Loopback::new(&doorbell.verbs, &doorbell.uar);
+        let stores = gpu.stores();
+        for value in 1..10 {
+            assert!(qp.write_rings(value, Duration::from_secs(10), |word| {
+                mapping.store(REGISTER, word)
+            }));
+        }
+        wait_until("the GPU has gone on storing", || {
+            gpu.stores() > stores + 100
+        });
+        // Its GPU stops with it, as a context does.
+        drop(gpu);
+        owner.go();
+        assert_eq!(owner.end(), End::Exit(0));
+        wait_until("the page is handed out again", || {
+            has_page(&Verbs::open(pair.nic))
+        });
+    });
+}
+
 // From outside.
+
+#[test]
+fn debugfs_lists_sessions_and_grants_until_they_end() {
+    alone(|| {
+        let read = |file: &str| {
+            fs::read_to_string(Path::new("/sys/kernel/debug/ibgda").join(file))
+                .expect("read debugfs")
+        };
+        let counter = |name: &str| -> u64 {
+            let counters = read("counters");
+            let line = counters.lines().find_map(|line| line.strip_prefix(name));
+            line.expect("the counter").trim().parse().expect("a number")
+        };
+        let pair = Pair::new();
+        wait_until("no grant is left of earlier tests", || {
+            read("grants").lines().count() == 1
+        });
+        let (granted, ended) = (counter("grants"), counter("ended"));
+        let mut owner = fork(|line| {
+            let session = pair.session();
+            let _doorbell = Doorbell::import(&session, pair.nic);
+            line.go();
+            line.wait();
+            drop(session);
+            line.go();
+            line.wait();
+            0
+        });
+        owner.wait();
+        let pid = owner.pid.to_string();
+        let sessions = read("sessions");
+        let line = sessions
+            .lines()
+            .find(|line| line.split('\t').nth(1) == Some(&pid))
+            .expect("the session");
+        let (gpu, nic) = (pair.gpu.to_string(), pair.nic.to_string());
+        assert_eq!(
+            line.split('\t').skip(2).collect::<Vec<_>>(),
+            ["ready", "1", &gpu, &nic, "1", "0", "1"]
+        );
+        assert!(
+            read("grants").contains(&format!("\t{pid}\theld\tvalid\n")),
+            "{}",
+            read("grants")
+        );
+        owner.go();
+        owner.wait();
+        assert!(
+            read("grants").contains(&format!("\t{pid}\torphan\tvalid\n")),
+            "{}",
+            read("grants")
+        );
+        assert_eq!(counter("grants"), granted + 1);
+        owner.go();
+        assert_eq!(owner.end(), End::Exit(0));
+        wait_until("the grant has ended", || {
+            read("grants").lines().count() == 1
+        });
+        assert_eq!(counter("ended"), ended + 1);
+    });
+}
 
 #[test]
 fn fdinfo_tells_the_state_and_no_address() {
