@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The module against the real mlx5 driver: what it refuses, what it takes away, and whom it keeps a page from.
 //!
-//! Runs as root in `./ci/vm --nics 2 --gpus 1`, with `--test-threads=1`: the tests share the machine.
+//! The tests share the machine, so they run with `--test-threads=1`.
 
 use ibgda_uapi::*;
 use ibgda_vmtests::{

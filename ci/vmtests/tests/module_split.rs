@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The module where GPU and NIC do not reach each other peer to peer.
 //!
-//! Runs as root in `./ci/vm --nics 1 --gpus 1 --split`, with `--test-threads=1`.
+//! vm: --nics 1 --gpus 1 --split
 
 use ibgda_uapi::{IBGDA_PATH_NONE, IBGDA_STATE_LOST, IBGDA_STATE_READY};
 use ibgda_vmtests::{
