@@ -5,7 +5,7 @@ use super::{Reject, Reply, Request, listed_pages, ok, ok_object, when};
 use crate::ifc::command::{create_mkey_in, query_mkey_out};
 use crate::ifc::context::mkc;
 use crate::objects::device::Device;
-use crate::objects::memory::{Access, KeyEntry, Mkey, Pages, Translation};
+use crate::objects::memory::{Access, KeyEntry, Mkey, Pages, Translation, key_entries, key_length};
 
 /// `mkc.access_mode`, `MLX5_MKC_ACCESS_MODE_*`.
 mod mode {
@@ -17,33 +17,6 @@ mod mode {
 
 /// Most translation entries of a key, in octowords: 64 GiB in 4 KiB pages.
 const MAX_OCTOWORDS: u64 = 1 << 23;
-
-/// Permissions of a context.
-pub(crate) fn access(context: &[u8]) -> Access {
-    Access {
-        local_read: mkc::lr.is_set(context),
-        local_write: mkc::lw.is_set(context),
-        remote_read: mkc::rr.is_set(context),
-        remote_write: mkc::rw.is_set(context),
-        atomic: mkc::a.is_set(context),
-    }
-}
-
-/// Length of a context's address range; `None` for the whole address space.
-pub(crate) fn length(context: &[u8]) -> Option<u64> {
-    (!mkc::length64.is_set(context)).then(|| mkc::len.get(context))
-}
-
-/// Entries of an indirect key: byte count, key, address.
-pub(crate) fn key_entries(list: &[u8]) -> Vec<KeyEntry> {
-    list.chunks_exact(16)
-        .map(|e| KeyEntry {
-            len: u32::from_be_bytes([e[0], e[1], e[2], e[3]]),
-            key: u32::from_be_bytes([e[4], e[5], e[6], e[7]]),
-            address: u64::from_be_bytes([e[8], e[9], e[10], e[11], e[12], e[13], e[14], e[15]]),
-        })
-        .collect()
-}
 
 fn translation(
     device: &Device,
@@ -61,7 +34,22 @@ fn translation(
     }
     match (mkc::access_mode_4_2.get(context) << 2) | mkc::access_mode_1_0.get(context) {
         mode::PA => Ok(Translation::Physical),
-        _ if mkc::free.is_set(context) => Ok(Translation::None),
+        // A key made free gets its entries by work requests; what it has room for is settled here.
+        mode::MTT if mkc::free.is_set(context) => Ok(Translation::Pages {
+            pages: Pages {
+                addresses: vec![0; room(context)? * 2].into(),
+                log_size: mkc::log_page_size.get32(context).clamp(12, 31),
+            },
+            page_offset: 0,
+        }),
+        mode::KLMS if mkc::free.is_set(context) => {
+            let none = KeyEntry {
+                len: 0,
+                key: 0,
+                address: 0,
+            };
+            Ok(Translation::Keys(vec![none; room(context)?].into()))
+        }
         mode::MTT => page_translation(device, request, context),
         mode @ (mode::KLMS | mode::KSM) => {
             let list = create_mkey_in::pas.tail(input);
@@ -73,10 +61,20 @@ fn translation(
             if mode == mode::KSM {
                 return Err(Reject::param("access_mode", mode, "0 PA, 1 MTT or 2 KLM"));
             }
-            Ok(Translation::Keys(key_entries(list).into()))
+            Ok(Translation::Keys(key_entries(list).collect()))
         }
         other => Err(Reject::param("access_mode", other, "0 PA, 1 MTT or 2 KLM")),
     }
+}
+
+/// Entries that a free key has room for, in octowords.
+fn room(context: &[u8]) -> Result<usize, Reject> {
+    let octowords = mkc::translations_octword_size.get(context);
+    if octowords > MAX_OCTOWORDS {
+        let field = "translations_octword_size";
+        return Err(Reject::param(field, octowords, "at most 2^23"));
+    }
+    Ok(octowords as usize)
 }
 
 fn page_translation(
@@ -155,12 +153,13 @@ pub(super) fn create_mkey(device: &mut Device, request: &Request<'_>) -> Result<
         variant: mkc::mkey_7_0.get(context) as u8,
         free: mkc::free.is_set(context),
         pd,
-        access: access(context),
+        access: Access::of(context),
         start: mkc::start_addr.get(context),
-        len: length(context),
+        len: key_length(context),
         translation,
         context: context.to_vec(),
         capacity: mkc::translations_octword_size.get32(context),
+        updatable: mkc::umr_en.is_set(context),
         qpn: None,
     };
     let index = device

@@ -120,7 +120,6 @@ fn walk(
 ) -> Result<(), Denied> {
     match &key.translation {
         Translation::Physical => f(address, done..done + len as usize),
-        Translation::None => Err(Denied::Translation),
         Translation::Pages { pages, page_offset } => {
             let mut at = 0;
             while at < len {
@@ -152,6 +151,9 @@ fn walk(
                 }
                 let piece = (size - skip).min(len - at);
                 let inner = find(keys, entry.key)?;
+                if inner.pd != key.pd {
+                    return Err(Denied::Domain);
+                }
                 let range = Range {
                     key: entry.key,
                     address: entry.address.wrapping_add(skip),
@@ -342,6 +344,7 @@ mod tests {
             translation,
             context: vec![],
             capacity: 0,
+            updatable: false,
             qpn: None,
         }
     }

@@ -209,6 +209,24 @@ pub fn rung(device: &mut Device, qpn: u32, index: u16) {
     device.schedule(qpn);
 }
 
+/// Looks whether the doorbell record says more than is known.
+pub fn look_at_record(device: &mut Device, qpn: u32) {
+    let Some(qp) = device.qps.get(qpn) else {
+        return;
+    };
+    let known = qp.requester.producer;
+    if qp.state != State::ReadyToSend || qp.queues.log_send.is_none() {
+        return;
+    }
+    let record = device.host.read_be32(qp.decoded.dbr + dbr::SEND);
+    if record.is_ok_and(|word| word as u16 == known) {
+        return;
+    }
+    if read_producer(device, qpn) {
+        device.schedule(qpn);
+    }
+}
+
 /// Reads the send producer index. `false` if the record cannot be used; the queue pair is then in error.
 fn read_producer(device: &mut Device, qpn: u32) -> bool {
     let Some(qp) = device.qps.get_mut(qpn) else {
@@ -328,7 +346,7 @@ fn take_next(device: &mut Device, qp: &mut Qp) -> bool {
     let requester = &mut qp.requester;
     requester.fetched = requester.fetched.wrapping_add(wqe.blocks);
     let packets = match wqe.operation {
-        Operation::Nop | Operation::Invalidate { .. } => 0,
+        operation if operation.is_local() => 0,
         Operation::Atomic { .. } => 1,
         _ if qp.service.is_datagram() => 1,
         _ => (wqe.len as usize).div_ceil(qp.decoded.mtu).max(1) as u32,
@@ -362,6 +380,7 @@ fn placeholder(index: u16, blocks: u16, opcode: u8) -> Wqe {
         gather: Vec::new(),
         inline: Vec::new(),
         len: 0,
+        update: None,
     }
 }
 
@@ -390,12 +409,12 @@ fn step(device: &mut Device, qp: &mut Qp, now: Instant) -> Step {
             advance(qp, 0);
             Step::Local
         }
-        Operation::Invalidate { .. } if flight.executed => {
+        operation if operation.is_local() && flight.executed => {
             advance(qp, 0);
             Step::Local
         }
-        Operation::Invalidate { key } => {
-            let failure = keys::invalidate(device, qp, key).err().map(local_failure);
+        Operation::Invalidate { .. } | Operation::Update { .. } => {
+            let failure = keys::execute(device, qp, &flight.wqe).err();
             let cursor = qp.requester.cursor;
             if let Some(flight) = qp.requester.flights.get_mut(cursor) {
                 flight.executed = true;
@@ -427,7 +446,7 @@ fn advance(qp: &mut Qp, packets: u32) {
     }
 }
 
-fn local_failure(denied: Denied) -> Failure {
+pub(super) fn local_failure(denied: Denied) -> Failure {
     let vendor = match denied {
         Denied::Key | Denied::Domain => vendor::LOCAL_KEY,
         Denied::Bounds | Denied::Translation | Denied::Dma => vendor::LOCAL_BOUNDS,
@@ -555,7 +574,9 @@ fn send(device: &mut Device, qp: &mut Qp, now: Instant) -> Step {
             0,
             1,
         ),
-        Operation::Nop | Operation::Invalidate { .. } => return Step::Wait,
+        Operation::Nop | Operation::Invalidate { .. } | Operation::Update { .. } => {
+            return Step::Wait;
+        }
     };
     let payload = match gather(device, qp, wqe, offset, carried) {
         Ok(payload) => payload,

@@ -2,9 +2,10 @@
 //! Work queue entries: fetching them from the send queue and taking them apart.
 
 use crate::cmd::caps::Capabilities;
+use crate::ifc::context::mkc;
 use crate::ifc::wqe::{
     BASIC_BLOCK, INVALID_LKEY, SEGMENT, atomic, av, completion, ctrl, data, masked_atomic, raddr,
-    send,
+    send, umr_ctrl,
 };
 use crate::objects::device::Host;
 use crate::objects::qp::{Qp, Service};
@@ -58,6 +59,21 @@ pub enum Operation {
     Invalidate {
         key: u32,
     },
+    /// Change of a memory key, described in [`Wqe::update`].
+    Update {
+        key: u32,
+    },
+}
+
+/// Change of a memory key by a UMR WQE.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Update {
+    /// Control segment.
+    pub control: [u8; umr_ctrl::SIZE],
+    /// New context, of which `mkey_mask` says what counts.
+    pub context: [u8; mkc::SIZE],
+    /// New entries inside the WQE.
+    pub inline: Vec<u8>,
 }
 
 /// A send WQE.
@@ -80,6 +96,18 @@ pub struct Wqe {
     pub inline: Vec<u8>,
     /// Bytes of the message.
     pub len: u32,
+    /// Of an [`Operation::Update`].
+    pub update: Option<Box<Update>>,
+}
+
+impl Operation {
+    /// Whether it is over when it has been done here: nothing is sent.
+    pub fn is_local(self) -> bool {
+        matches!(
+            self,
+            Self::Nop | Self::Invalidate { .. } | Self::Update { .. }
+        )
+    }
 }
 
 /// Why a WQE cannot be executed.
@@ -251,8 +279,11 @@ pub fn parse(service: Service, index: u16, blocks: u16, raw: &[u8]) -> Result<Wq
         gather: Vec::new(),
         inline: Vec::new(),
         len: 0,
+        update: None,
     };
-    if !matches!(operation, Operation::Nop | Operation::Invalidate { .. }) {
+    if matches!(operation, Operation::Update { .. }) {
+        key_update(&mut wqe, rest)?;
+    } else if !operation.is_local() {
         data_segments(&mut wqe, rest)?;
     }
     Ok(wqe)
@@ -386,8 +417,32 @@ fn operation(opcode: u8, immediate: u32, rest: &mut &[u8]) -> Result<Operation, 
             }
         }
         send::LOCAL_INVAL => Operation::Invalidate { key: immediate },
+        send::UMR => Operation::Update { key: immediate },
         other => return Err(("opcode", u64::from(other), "an opcode that the device has")),
     })
+}
+
+/// Segments of a UMR: control, key context, then the entries or where they are.
+fn key_update(wqe: &mut Wqe, mut rest: &[u8]) -> Result<(), Wrong> {
+    let mut update = Update {
+        control: [0; umr_ctrl::SIZE],
+        context: [0; mkc::SIZE],
+        inline: Vec::new(),
+    };
+    update
+        .control
+        .copy_from_slice(take(&mut rest, umr_ctrl::SIZE)?);
+    // A WQE that only invalidates has no more than the part of the context that it needs.
+    let len = rest.len().min(mkc::SIZE);
+    update.context[..len].copy_from_slice(take(&mut rest, len)?);
+    let entries = umr_ctrl::xlt_octowords.get(&update.control) as usize * SEGMENT;
+    if umr_ctrl::is_inline.is_set(&update.control) {
+        update.inline = take(&mut rest, entries)?.to_vec();
+    } else if entries > 0 {
+        wqe.gather.push(sge(take(&mut rest, SEGMENT)?));
+    }
+    wqe.update = Some(Box::new(update));
+    Ok(())
 }
 
 fn data_segments(wqe: &mut Wqe, mut rest: &[u8]) -> Result<(), Wrong> {

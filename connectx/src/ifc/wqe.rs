@@ -70,8 +70,12 @@ layout! {
     /// UMR control segment.
     umr_ctrl(0x30) {
         is_inline = 0x00[0; 1],
-        check_free = 0x00[1; 2],
+        /// Fail if the key is free: the kernel's `MLX5_UMR_CHECK_FREE`.
+        fail_if_free = 0x00[1; 1],
+        /// Fail if it is not: the kernel's `CHECK_NOT_FREE`, rdma-core's `CHECK_FREE`.
+        fail_if_not_free = 0x00[2; 1],
         translation_offset_en = 0x00[3; 1],
+        /// Fail unless the key is bound to this queue pair.
         check_qpn = 0x00[4; 1],
         xlt_octowords = 0x04[0; 16],
         xlt_offset = 0x06[0; 16],
@@ -189,6 +193,24 @@ pub mod completion {
 /// Key that ends a scatter list (`MLX5_INVALID_LKEY`, and the value of `terminate_scatter_list_mkey` where that is absent).
 pub const INVALID_LKEY: u32 = 0x100;
 
+/// Fields of a memory key that a UMR changes, `MLX5_MKEY_MASK_*`.
+#[allow(missing_docs)]
+pub mod mkey_mask {
+    pub const LEN: u64 = 1 << 0;
+    pub const PAGE_SIZE: u64 = 1 << 1;
+    pub const START_ADDR: u64 = 1 << 6;
+    pub const PD: u64 = 1 << 7;
+    pub const KEY: u64 = 1 << 13;
+    pub const QPN: u64 = 1 << 14;
+    pub const LR: u64 = 1 << 17;
+    pub const LW: u64 = 1 << 18;
+    pub const RR: u64 = 1 << 19;
+    pub const RW: u64 = 1 << 20;
+    pub const A: u64 = 1 << 21;
+    pub const FREE: u64 = 1 << 29;
+    pub const PAGE_SIZE_5: u64 = 1 << 42;
+}
+
 /// Offsets within a UAR page.
 pub mod uar {
     /// Size of a page.
@@ -199,12 +221,12 @@ pub mod uar {
     pub const EQ_ARM: u64 = 0x40;
     /// EQ consumer index without arm, 4 bytes.
     pub const EQ: u64 = 0x48;
-    /// First send doorbell register; it and its buffer follow each other every [`SQ_STRIDE`].
+    /// First of four send doorbell registers of `1 << log_bf_reg_size` bytes, each of two buffers that take turns.
     pub const SQ: u64 = 0x800;
-    /// Distance of send doorbell registers; `1 << log_bf_reg_size` splits in two buffers of this size.
+    /// Bytes of a buffer; a doorbell is a write to the first 8.
     pub const SQ_STRIDE: u64 = 0x100;
     /// End of the send doorbell registers.
-    pub const SQ_END: u64 = 0xc00;
+    pub const SQ_END: u64 = 0x1000;
 }
 
 /// Offsets within a doorbell record, which is two big-endian words.

@@ -3,6 +3,9 @@
 
 use std::sync::Arc;
 
+use crate::ifc::be64_list;
+use crate::ifc::context::mkc;
+
 /// Pages of one size, given by their bus addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pages {
@@ -96,8 +99,6 @@ pub enum Translation {
     },
     /// Through other keys, one entry after the other.
     Keys(Arc<[KeyEntry]>),
-    /// None yet: made for user-mode registration.
-    None,
 }
 
 /// An entry of an indirect memory key.
@@ -109,6 +110,50 @@ pub struct KeyEntry {
     pub key: u32,
     /// Address under that key.
     pub address: u64,
+}
+
+impl Translation {
+    /// Replaces entries from octoword `offset` on by `list`, which has the entries' layout. `false` if they do not fit.
+    ///
+    /// Lists come in units of 64 bytes, so that the last may reach beyond the key's own entries; what does is ignored.
+    pub fn replace(&mut self, offset: u64, list: &[u8], capacity: u32) -> bool {
+        let octowords = list.len() as u64 / 16;
+        let room = u64::from(capacity).next_multiple_of(4);
+        if offset.checked_add(octowords).is_none_or(|end| end > room) {
+            return false;
+        }
+        let at = offset as usize;
+        match self {
+            Self::Physical => false,
+            Self::Pages { pages, .. } => {
+                let addresses = Arc::make_mut(&mut pages.addresses);
+                let places = addresses.iter_mut().skip(at * 2);
+                for (place, entry) in places.zip(be64_list(list)) {
+                    *place = entry & PAGE_ADDRESS;
+                }
+                true
+            }
+            Self::Keys(entries) => {
+                let entries = Arc::make_mut(entries);
+                for (place, entry) in entries.iter_mut().skip(at).zip(key_entries(list)) {
+                    *place = entry;
+                }
+                true
+            }
+        }
+    }
+}
+
+/// Of a page entry, the address: the low bits say what may be done with the page.
+const PAGE_ADDRESS: u64 = !0xfff;
+
+/// Entries of an indirect key: byte count, key, address.
+pub fn key_entries(list: &[u8]) -> impl Iterator<Item = KeyEntry> + '_ {
+    list.chunks_exact(16).map(|e| KeyEntry {
+        len: u32::from_be_bytes([e[0], e[1], e[2], e[3]]),
+        key: u32::from_be_bytes([e[4], e[5], e[6], e[7]]),
+        address: u64::from_be_bytes([e[8], e[9], e[10], e[11], e[12], e[13], e[14], e[15]]),
+    })
 }
 
 /// What a memory key permits.
@@ -124,6 +169,24 @@ pub struct Access {
     pub remote_write: bool,
     /// Remote atomic.
     pub atomic: bool,
+}
+
+impl Access {
+    /// Permissions of a context.
+    pub fn of(context: &[u8]) -> Self {
+        Self {
+            local_read: mkc::lr.is_set(context),
+            local_write: mkc::lw.is_set(context),
+            remote_read: mkc::rr.is_set(context),
+            remote_write: mkc::rw.is_set(context),
+            atomic: mkc::a.is_set(context),
+        }
+    }
+}
+
+/// Length of a context's address range; `None` for the whole address space.
+pub fn key_length(context: &[u8]) -> Option<u64> {
+    (!mkc::length64.is_set(context)).then(|| mkc::len.get(context))
 }
 
 /// A memory key.
@@ -149,6 +212,8 @@ pub struct Mkey {
     pub context: Vec<u8>,
     /// Translation entries that there is room for, in octowords.
     pub capacity: u32,
+    /// Work requests may change the key (`umr_en`).
+    pub updatable: bool,
     /// A QP number that alone may use the key, as set by a type 2B memory window.
     pub qpn: Option<u32>,
 }
@@ -179,6 +244,23 @@ mod tests {
         assert_eq!(b.locate(0), Some((0x10040, 4032)));
         assert_eq!(b.locate(8192), None);
         assert_eq!(b.locate(u64::MAX), None);
+    }
+
+    #[test]
+    fn entries_are_replaced_within_the_capacity() {
+        let mut t = Translation::Pages {
+            pages: pages(&[0; 8], 12),
+            page_offset: 0,
+        };
+        let list = [0x5003u64, 0x6003].map(u64::to_be_bytes).concat();
+        assert!(t.replace(3, &list, 4));
+        assert!(!t.replace(4, &list, 4));
+        assert!(t.replace(3, &list, 1), "a unit of four octowords");
+        assert!(!t.replace(u64::MAX, &list, 4));
+        let Translation::Pages { pages, .. } = t else {
+            panic!()
+        };
+        assert_eq!(pages.addresses[..], [0, 0, 0, 0, 0, 0, 0x5000, 0x6000]);
     }
 
     #[test]

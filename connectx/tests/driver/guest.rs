@@ -379,6 +379,23 @@ impl Guest {
     }
 }
 
+impl Guest {
+    /// A key of the kind that memory windows are: free, indirect, to be bound by work requests.
+    pub fn window(&mut self, pd: u32) -> u32 {
+        let mut create = input(opcode::CREATE_MKEY, 0x110);
+        let context = command::create_mkey_in::mkc.bytes_mut(&mut create);
+        mkc::free.set(context, 1);
+        mkc::umr_en.set(context, 1);
+        mkc::lr.set(context, 1);
+        mkc::access_mode_1_0.set(context, 2);
+        mkc::qpn.set(context, 0xff_ffff);
+        mkc::pd.set(context, u64::from(pd));
+        mkc::translations_octword_size.set(context, 4);
+        let out = self.ok(create, 16);
+        reply::object.get32(&out) << 8
+    }
+}
+
 fn next_event(ram: &Ram, queue: &mut EventQueue) -> Option<Vec<u8>> {
     let at = queue.at + u64::from(queue.consumer & ((1 << LOG_EQ) - 1)) * 64;
     let entry = ram.get(at, 64);
@@ -622,21 +639,21 @@ impl Qp {
         qpc::state.get(command::query_qp_out::qpc.bytes(&out))
     }
 
-    /// Puts a WQE of one basic block in the queue without ringing.
+    /// Puts a WQE in the queue without ringing.
     pub fn put(&mut self, guest: &Guest, op: u8, flags: u8, immediate: u32, segments: &[[u8; 16]]) {
-        let mut wqe = vec![0u8; 64];
+        let mut wqe = vec![0u8; (16 + segments.len() * 16).next_multiple_of(64)];
         let index = self.producer.to_be_bytes();
         wqe[..4].copy_from_slice(&[0, index[0], index[1], op]);
         let count = 1 + segments.len() as u32;
         wqe[4..8].copy_from_slice(&((self.qpn << 8) | count).to_be_bytes());
         wqe[11] = flags;
         wqe[12..16].copy_from_slice(&immediate.to_be_bytes());
-        for (i, segment) in segments.iter().enumerate() {
-            wqe[16 + i * 16..32 + i * 16].copy_from_slice(segment);
+        wqe[16..16 + segments.len() * 16].copy_from_slice(&segments.concat());
+        for block in wqe.chunks(64) {
+            let slot = u64::from(self.producer) & ((1 << LOG_SQ) - 1);
+            guest.ram.set(self.sq + slot * 64, block);
+            self.producer = self.producer.wrapping_add(1);
         }
-        let slot = u64::from(self.producer) & ((1 << LOG_SQ) - 1);
-        guest.ram.set(self.sq + slot * 64, &wqe);
-        self.producer = self.producer.wrapping_add(1);
         let producer = u32::from(self.producer);
         guest.ram.set(self.dbr + 4, &producer.to_be_bytes());
     }

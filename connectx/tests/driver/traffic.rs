@@ -2,8 +2,9 @@
 //! Work that succeeds.
 
 use connectx::ifc::command::header;
+use connectx::ifc::context::mkc;
 use connectx::ifc::opcode;
-use connectx::ifc::wqe::{cqe_opcode, send};
+use connectx::ifc::wqe::{cqe_opcode, mkey_mask, send, syndrome, umr_ctrl};
 
 use crate::guest::{LOG_SQ, Pair, REGION, input, pointer, remote, status};
 
@@ -213,4 +214,117 @@ fn completions_make_one_event_for_one_arming() {
     a.send.wait(&guests[0]);
     guests[0].arm_completions();
     assert_eq!(guests[0].vectors.count(1), 2);
+}
+
+/// Segments that bind window `key` to `len` bytes at `at` under `under`, for one queue pair.
+fn bind(key: u32, qpn: u32, under: u32, at: u64, len: u64) -> Vec<[u8; 16]> {
+    let mut control = [0u8; umr_ctrl::SIZE];
+    umr_ctrl::is_inline.set(&mut control, 1);
+    umr_ctrl::fail_if_not_free.set(&mut control, 1);
+    umr_ctrl::translation_offset_en.set(&mut control, 1);
+    umr_ctrl::xlt_octowords.set(&mut control, 4);
+    let mask = mkey_mask::LEN
+        | mkey_mask::START_ADDR
+        | mkey_mask::KEY
+        | mkey_mask::QPN
+        | mkey_mask::RW
+        | mkey_mask::FREE;
+    umr_ctrl::mkey_mask.set(&mut control, mask);
+    let mut context = [0u8; mkc::SIZE];
+    mkc::mkey_7_0.set(&mut context, u64::from(key & 0xff));
+    mkc::qpn.set(&mut context, u64::from(qpn));
+    mkc::rw.set(&mut context, 1);
+    mkc::start_addr.set(&mut context, at);
+    mkc::len.set(&mut context, len);
+    let mut entries = [0u8; 64];
+    entries[..16].copy_from_slice(&pointer(len as u32, under, at));
+    let bytes = [&control[..], &context[..], &entries[..]].concat();
+    bytes.chunks(16).map(|c| c.try_into().unwrap()).collect()
+}
+
+#[test]
+fn a_window_opens_for_its_queue_pair_until_it_is_invalidated() {
+    let Pair {
+        mut guests,
+        mut sides,
+    } = Pair::new();
+    let window = guests[1].window(sides[1].pd) | 7;
+    let [a, b] = &mut sides;
+    let (at, len) = (b.at + 100, 64);
+    b.qp.post(
+        &guests[1],
+        send::UMR,
+        window,
+        &bind(window, b.qp.qpn, b.key, at, len),
+    );
+    assert_eq!(b.send.wait(&guests[1]).opcode, cqe_opcode::REQ);
+    guests[0].ram.set(a.at, b"window");
+    let write = |at, key| [remote(at, key), pointer(6, a.key, a.at)];
+    a.qp.post(&guests[0], send::RDMA_WRITE, 0, &write(at + 58, window));
+    assert_eq!(a.send.wait(&guests[0]).opcode, cqe_opcode::REQ);
+    assert_eq!(guests[1].ram.get(at + 58, 6), b"window");
+    // The owner closes it, and a late writer is refused.
+    b.qp.post(&guests[1], send::LOCAL_INVAL, window, &[]);
+    assert_eq!(b.send.wait(&guests[1]).opcode, cqe_opcode::REQ);
+    a.qp.post(&guests[0], send::RDMA_WRITE, 0, &write(at, window));
+    assert_eq!(a.send.wait(&guests[0]).syndrome, syndrome::REMOTE_ACCESS);
+}
+
+#[test]
+fn the_peer_may_close_a_window_with_its_message() {
+    let Pair {
+        mut guests,
+        mut sides,
+    } = Pair::new();
+    let window = guests[1].window(sides[1].pd) | 9;
+    let [a, b] = &mut sides;
+    b.qp.post(
+        &guests[1],
+        send::UMR,
+        window,
+        &bind(window, b.qp.qpn, b.key, b.at, 64),
+    );
+    assert_eq!(b.send.wait(&guests[1]).opcode, cqe_opcode::REQ);
+    b.qp.receive(&guests[1], b.key, b.at, 64);
+    a.qp.post(
+        &guests[0],
+        send::SEND_INVAL,
+        window,
+        &[pointer(4, a.key, a.at)],
+    );
+    assert_eq!(a.send.wait(&guests[0]).opcode, cqe_opcode::REQ);
+    let cqe = b.receive.wait(&guests[1]);
+    assert_eq!(
+        (cqe.opcode, cqe.immediate),
+        (cqe_opcode::RESP_SEND_INV, window)
+    );
+    a.qp.post(
+        &guests[0],
+        send::RDMA_WRITE,
+        0,
+        &[remote(b.at, window), pointer(4, a.key, a.at)],
+    );
+    assert_eq!(a.send.wait(&guests[0]).syndrome, syndrome::REMOTE_ACCESS);
+}
+
+#[test]
+fn a_window_is_bound_once_and_page_entries_are_the_driver_s() {
+    for bound_twice in [true, false] {
+        let Pair {
+            mut guests,
+            mut sides,
+        } = Pair::new();
+        let window = guests[1].window(sides[1].pd) | 7;
+        let b = &mut sides[1];
+        let segments = bind(window, b.qp.qpn, b.key, b.at, 64);
+        let key = if bound_twice {
+            b.qp.post(&guests[1], send::UMR, window, &segments);
+            assert_eq!(b.send.wait(&guests[1]).opcode, cqe_opcode::REQ);
+            window
+        } else {
+            b.key
+        };
+        b.qp.post(&guests[1], send::UMR, key, &segments);
+        assert_eq!(b.send.wait(&guests[1]).syndrome, syndrome::MW_BIND);
+    }
 }
