@@ -83,6 +83,8 @@ impl Capabilities {
             (cap::umr_indirect_mkey_disabled, 1),
             (cap::atomic, 1),
             (cap::cq_oi, 1),
+            (cap::cq_resize, 1),
+            (cap::cq_moderation, 1),
             (cap::qkv, 1),
             (cap::pkv, 1),
             (cap::xrc, 1),

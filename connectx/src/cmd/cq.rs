@@ -3,9 +3,11 @@
 
 use super::caps::Capabilities;
 use super::{IFC, Placement, Reject, Reply, Request, ok, ok_object, place, place_dbr, when};
+use crate::engine::completion::{self, Completion};
 use crate::ifc::command::{create_cq_in, modify_cq_in, query_cq_out};
 use crate::ifc::context::cqc;
 use crate::ifc::opcode::Status;
+use crate::ifc::wqe::cqe_opcode;
 use crate::objects::device::Device;
 use crate::objects::queue::{Arm, Cq, CqStatus};
 
@@ -146,32 +148,78 @@ pub(super) fn query_cq(device: &mut Device, request: &Request<'_>) -> Result<Rep
     Ok(out)
 }
 
-/// Changes moderation; the model sends each event at once, which every moderation permits. Resizing is another matter.
+/// Changes moderation or the queue's memory.
 pub(super) fn modify_cq(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {
+    /// `MLX5_CQ_OPMOD_RESIZE`, `include/linux/mlx5/cq.h`.
+    const RESIZE: u16 = 1;
+    match request.op_mod() {
+        0 => moderate(device, request),
+        RESIZE => resize(device, request),
+        other => Err(Reject::param("op_mod", other, "0 modify or 1 resize")),
+    }
+}
+
+/// Takes note of moderation; the model sends each event at once, which every moderation permits.
+fn moderate(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {
     /// `MLX5_CQ_MODIFY_PERIOD | MLX5_CQ_MODIFY_COUNT | MLX5_CQ_MODIFY_PERIOD_MODE`, `include/linux/mlx5/cq.h`.
     const MODERATION: u64 = (1 << 0) | (1 << 1) | (1 << 4);
-    let op_mod = request.op_mod();
-    if op_mod != 0 {
-        return Err(Reject::new(
-            Status::BadOp,
-            "op_mod",
-            op_mod,
-            "resizing needs capability cq_resize, which is 0",
-            IFC,
-        ));
-    }
     let select = modify_cq_in::field_select.get(request.input);
     if select & !MODERATION != 0 {
-        return Err(Reject::param(
-            "field_select",
-            select,
-            "only moderation can be modified",
-        ));
+        let rule = "only moderation can be modified";
+        return Err(Reject::param("field_select", select, rule));
     }
     let given = modify_cq_in::cqc.bytes(request.input).to_vec();
     let (_, cq) = named(device, request)?;
     for field in [cqc::cq_period, cqc::cq_max_count, cqc::cq_period_mode] {
         field.set(&mut cq.context, field.get(&given));
+    }
+    Ok(ok(16))
+}
+
+/// Moves the queue to other memory. The last entry in the old one says so; the count of entries goes on.
+fn resize(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {
+    let input = request.input;
+    let context = modify_cq_in::cqc.bytes(input).to_vec();
+    let log_size = cqc::log_cq_size.get32(&context);
+    if log_size > Capabilities::LOG_MAX_CQ_SIZE {
+        let rule = "at most log_max_cq_sz";
+        return Err(Reject::param("log_cq_size", log_size, rule));
+    }
+    let (cqn, cq) = named(device, request)?;
+    let entry = cq.entry;
+    let outstanding = cq.producer.wrapping_sub(cq.consumer) & 0xff_ffff;
+    if outstanding >= 1 << log_size {
+        let rule = "the new queue holds what has not been consumed";
+        let status = Status::OutstandingCqes;
+        return Err(Reject::new(status, "log_cq_size", log_size, rule, IFC));
+    }
+    // A UMEM is named in the same places as at creation.
+    let umem = when(modify_cq_in::cq_umem_valid, input, create_cq_in::cq_umem_id);
+    let placement = Placement {
+        list: modify_cq_in::pas.tail(input),
+        log_page_size: cqc::log_page_size.get32(&context),
+        page_offset: cqc::page_offset.get(&context),
+        umem: umem.map(|id| (id, create_cq_in::cq_umem_offset.get(input))),
+    };
+    let buffer = place(device, request, &placement, entry << log_size)?;
+    completion::post(
+        device,
+        cqn,
+        &Completion::new(cqe_opcode::RESIZE_CQ, 0, 0, 0),
+    );
+    let Some(cq) = device.cqs.get_mut(cqn) else {
+        return Err(Reject::absent("cqn", cqn));
+    };
+    cq.buffer = buffer;
+    cq.log_size = log_size;
+    for field in [cqc::log_cq_size, cqc::log_page_size, cqc::page_offset] {
+        field.set(&mut cq.context, field.get(&context));
+    }
+    if let Some(id) = umem {
+        cq.umems.push(id);
+        if let Some(umem) = device.umems.get_mut(id) {
+            umem.refs += 1;
+        }
     }
     Ok(ok(16))
 }

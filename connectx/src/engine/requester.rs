@@ -413,8 +413,11 @@ fn step(device: &mut Device, qp: &mut Qp, now: Instant) -> Step {
             advance(qp, 0);
             Step::Local
         }
-        Operation::Invalidate { .. } | Operation::Update { .. } => {
-            let failure = keys::execute(device, qp, &flight.wqe).err();
+        Operation::Dump | Operation::Invalidate { .. } | Operation::Update { .. } => {
+            let failure = match flight.wqe.operation {
+                Operation::Dump => dump(device, qp, &flight.wqe).err(),
+                _ => keys::execute(device, qp, &flight.wqe).err(),
+            };
             let cursor = qp.requester.cursor;
             if let Some(flight) = qp.requester.flights.get_mut(cursor) {
                 flight.executed = true;
@@ -506,6 +509,26 @@ fn gather(
     Ok(data)
 }
 
+/// Reads what a DUMP names. Of long ranges the start stands for the rest, whose key and bounds are checked.
+fn dump(device: &Device, qp: &Qp, wqe: &Wqe) -> Result<(), Failure> {
+    let mut head = [0; 64];
+    for sge in &wqe.gather {
+        let range = memory::Range {
+            key: sge.key,
+            address: sge.address,
+            len: u64::from(sge.len),
+        };
+        let head = &mut head[..(sge.len as usize).min(64)];
+        memory::check(device, accessor(qp), range, Purpose::LocalRead)
+            .and_then(|()| {
+                let who = accessor(qp);
+                memory::read(device, who, sge.key, sge.address, Purpose::LocalRead, head)
+            })
+            .map_err(local_failure)?;
+    }
+    Ok(())
+}
+
 /// Sends the cursor's next packet.
 fn send(device: &mut Device, qp: &mut Qp, now: Instant) -> Step {
     let requester = &qp.requester;
@@ -574,7 +597,10 @@ fn send(device: &mut Device, qp: &mut Qp, now: Instant) -> Step {
             0,
             1,
         ),
-        Operation::Nop | Operation::Invalidate { .. } | Operation::Update { .. } => {
+        Operation::Nop
+        | Operation::Dump
+        | Operation::Invalidate { .. }
+        | Operation::Update { .. } => {
             return Step::Wait;
         }
     };

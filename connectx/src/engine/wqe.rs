@@ -39,6 +39,8 @@ pub struct AddressVector {
 #[allow(missing_docs)]
 pub enum Operation {
     Nop,
+    /// Reads local memory and drops it: what GPUs use to see that earlier READs have arrived.
+    Dump,
     Send {
         rider: Rider,
     },
@@ -105,7 +107,7 @@ impl Operation {
     pub fn is_local(self) -> bool {
         matches!(
             self,
-            Self::Nop | Self::Invalidate { .. } | Self::Update { .. }
+            Self::Nop | Self::Dump | Self::Invalidate { .. } | Self::Update { .. }
         )
     }
 }
@@ -283,7 +285,7 @@ pub fn parse(service: Service, index: u16, blocks: u16, raw: &[u8]) -> Result<Wq
     };
     if matches!(operation, Operation::Update { .. }) {
         key_update(&mut wqe, rest)?;
-    } else if !operation.is_local() {
+    } else if operation == Operation::Dump || !operation.is_local() {
         data_segments(&mut wqe, rest)?;
     }
     Ok(wqe)
@@ -352,6 +354,7 @@ fn operation(opcode: u8, immediate: u32, rest: &mut &[u8]) -> Result<Operation, 
         || take(rest, raddr::SIZE).map(|s| (raddr::address.get(s), raddr::rkey.get32(s)));
     Ok(match opcode {
         send::NOP => Operation::Nop,
+        send::DUMP => Operation::Dump,
         send::SEND | send::SEND_IMM | send::SEND_INVAL => Operation::Send { rider },
         send::RDMA_WRITE | send::RDMA_WRITE_IMM => {
             let (address, rkey) = remote()?;

@@ -233,6 +233,7 @@ pub enum Status {
     BadIndex = 0x0a,
     NoResources = 0x0f,
     BadQpState = 0x10,
+    OutstandingCqes = 0x40,
     BadInputLength = 0x50,
     BadOutputLength = 0x51,
 }

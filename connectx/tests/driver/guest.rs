@@ -426,6 +426,8 @@ pub struct Cq {
     pub dbr: u64,
     log: u32,
     pub consumer: u32,
+    /// Memory and size that the queue moves to.
+    next: Option<(u64, u32)>,
 }
 
 /// A completion, taken apart.
@@ -459,6 +461,7 @@ impl Cq {
             dbr,
             log,
             consumer: 0,
+            next: None,
         }
     }
 
@@ -487,6 +490,29 @@ impl Cq {
     /// The next completion, which must come.
     pub fn wait(&mut self, guest: &Guest) -> Cqe {
         eventually(|| self.poll(guest))
+    }
+
+    /// Has the device move the queue to fresh memory; gives the status.
+    pub fn resize(&mut self, guest: &mut Guest, log: u32) -> u8 {
+        let len = 64u64 << log;
+        let at = guest.ram.alloc(len);
+        guest.ram.set(at, &vec![0xff; len as usize]);
+        let mut modify = input(opcode::MODIFY_CQ, 0x110);
+        header::op_mod.set(&mut modify, 1);
+        header::object.set(&mut modify, u64::from(self.cqn));
+        let context = command::modify_cq_in::cqc.bytes_mut(&mut modify);
+        cqc::log_cq_size.set(context, u64::from(log));
+        modify.extend((0..len.div_ceil(4096)).flat_map(|p| (at + p * 4096).to_be_bytes()));
+        let status = status(&guest.command(modify, 16));
+        if status == 0 {
+            self.next = Some((at, log));
+        }
+        status
+    }
+
+    /// Goes on in the memory that the queue moved to.
+    pub fn switch(&mut self) {
+        (self.at, self.log) = self.next.take().unwrap();
     }
 
     /// Asks for an event.

@@ -5,7 +5,9 @@ use connectx::ifc::command::{self, reply};
 use connectx::ifc::context::{cqc, umem};
 use connectx::ifc::opcode;
 
-use crate::guest::{Guest, guests, input, status};
+use connectx::ifc::wqe::{cqe_opcode, send};
+
+use crate::guest::{Guest, Pair, guests, input, pointer, remote, status};
 
 fn register(guest: &mut Guest, pages: u64, offset: u64) -> u32 {
     let at = guest.ram.alloc(pages * 4096);
@@ -87,4 +89,32 @@ fn a_umem_of_another_user_is_refused() {
     assert_eq!(create_cq(&mut guest, id, 0, 4096, 6).0, 0x05);
     let own = register(&mut guest, 2, 0);
     assert_eq!(create_cq(&mut guest, own, 0, 4096, 6).0, 0);
+}
+
+#[test]
+fn a_queue_moves_to_larger_memory_without_losing_anything() {
+    let Pair {
+        mut guests,
+        mut sides,
+    } = Pair::new();
+    let [a, b] = &mut sides;
+    let write = [remote(b.at, b.key), pointer(4, a.key, a.at)];
+    for _ in 0..3 {
+        a.qp.post(&guests[0], send::RDMA_WRITE, 0, &write);
+    }
+    assert_eq!(
+        a.send.resize(&mut guests[0], 1),
+        0x40,
+        "three are outstanding"
+    );
+    assert_eq!(a.send.resize(&mut guests[0], 8), 0);
+    for counter in 0..3 {
+        assert_eq!(a.send.wait(&guests[0]).counter, counter);
+    }
+    assert_eq!(a.send.wait(&guests[0]).opcode, cqe_opcode::RESIZE_CQ);
+    a.send.switch();
+    for counter in 3..300u16 {
+        a.qp.post(&guests[0], send::RDMA_WRITE, 0, &write);
+        assert_eq!(a.send.wait(&guests[0]).counter, counter);
+    }
 }

@@ -168,6 +168,26 @@ fn atomics_change_and_return() {
 }
 
 #[test]
+fn a_dump_waits_for_the_read_before_it_and_checks_its_key() {
+    let Pair { guests, mut sides } = Pair::new();
+    let [a, b] = &mut sides;
+    guests[1].ram.set(b.at, b"data");
+    let local = pointer(4, a.key, a.at);
+    a.qp.put(
+        &guests[0],
+        send::RDMA_READ,
+        0,
+        0,
+        &[remote(b.at, b.key), local],
+    );
+    a.qp.post(&guests[0], send::DUMP, 0, &[local]);
+    assert_eq!(a.send.wait(&guests[0]).counter, 1);
+    assert_eq!(guests[0].ram.get(a.at, 4), b"data");
+    a.qp.post(&guests[0], send::DUMP, 0, &[pointer(4, a.key, a.at - 1)]);
+    assert_eq!(a.send.wait(&guests[0]).syndrome, syndrome::LOCAL_PROT);
+}
+
+#[test]
 fn a_queue_pair_talks_to_itself() {
     let mut guests = crate::guest::guests(1);
     let mut side = crate::guest::Side::new(&mut guests[0]);
