@@ -19,6 +19,7 @@ pub mod gpu;
 pub mod hca;
 pub mod hca_config;
 pub mod ifc;
+pub mod inproc;
 pub mod irq;
 pub mod log;
 pub mod mem;

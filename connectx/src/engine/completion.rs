@@ -164,9 +164,10 @@ pub fn post(device: &mut Device, cqn: u32, completion: &Completion) -> bool {
     cqe::owner.set(&mut entry, u64::from(owner));
     // In an entry of 128 bytes the completion is the second half.
     let offset = u64::from(slot) * cq.entry + (cq.entry - cqe::SIZE as u64);
-    let last = cqe::SIZE - 1;
+    // The last quadword makes the entry valid, so it must be seen last; it is seen whole, so that in a collapsed queue the
+    // counter of one completion is never there with the opcode of another.
+    let last = cqe::SIZE - 8;
     let written = cq.buffer.locate(offset).is_some_and(|(addr, _)| {
-        // Opcode and owner make the entry valid, so they must be seen last.
         let body = device.host.write(addr, &entry[..last]);
         body.and_then(|()| device.host.publish(addr + last as u64, &entry[last..]))
             .is_ok()

@@ -53,6 +53,14 @@ pub fn write(device: &mut Device, halves: &mut Halves, page: u32, offset: u64, v
     }
 }
 
+/// Looks at the doorbell records of queue pairs whose doorbells may have been overwritten by another's in memory: where
+/// nothing traps a store, two to one register can merge.
+pub fn merged(device: &mut Device, qpns: impl Iterator<Item = u32>) {
+    for qpn in qpns {
+        super::requester::look_at_record(device, qpn);
+    }
+}
+
 /// Makes eight bytes of a doorbell from one write or from two.
 fn join(halves: &mut Halves, at: u64, value: &[u8]) -> Option<[u8; 8]> {
     if let Some(whole) = value.first_chunk::<8>() {

@@ -5,7 +5,7 @@
 //! latency low; the rest, and what timers start, is done by the engine thread.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -56,26 +56,24 @@ pub struct Fabric {
     wake: Condvar,
     /// Callers that wait for the lock: the engine thread lets them go first.
     waiting: AtomicU32,
+    /// A caller left work behind, or a deadline earlier than the engine thread knows.
+    attention: AtomicBool,
     referee: Referee,
+}
+
+/// When a [polled](Fabric::polled) fabric must be looked at again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Next {
+    /// There is more to do.
+    AtOnce,
+    /// At the earliest deadline, if there is one.
+    At(Option<Instant>),
 }
 
 impl Fabric {
     /// A fabric without functions. Its thread ends with it.
     pub fn new(referee: Referee) -> Arc<Self> {
-        let state = State {
-            devices: Vec::new(),
-            transit: VecDeque::new(),
-            slow: BTreeMap::new(),
-            sent_slow: 0,
-            turn: 0,
-            wakes_at: Instant::now(),
-        };
-        let fabric = Arc::new(Self {
-            state: Mutex::new(state),
-            wake: Condvar::new(),
-            waiting: AtomicU32::new(0),
-            referee,
-        });
+        let fabric = Self::polled(referee);
         let weak = Arc::downgrade(&fabric);
         let thread = std::thread::Builder::new()
             .name("engine".into())
@@ -84,6 +82,25 @@ impl Fabric {
             tracing::error!("no engine thread, timers will not run: {error}");
         }
         fabric
+    }
+
+    /// A fabric without functions and without a thread: its owner calls [`Fabric::poll`].
+    pub fn polled(referee: Referee) -> Arc<Self> {
+        let state = State {
+            devices: Vec::new(),
+            transit: VecDeque::new(),
+            slow: BTreeMap::new(),
+            sent_slow: 0,
+            turn: 0,
+            wakes_at: Instant::now(),
+        };
+        Arc::new(Self {
+            state: Mutex::new(state),
+            wake: Condvar::new(),
+            waiting: AtomicU32::new(0),
+            attention: AtomicBool::new(false),
+            referee,
+        })
     }
 
     /// Where refusals go.
@@ -115,9 +132,32 @@ impl Fabric {
             .is_some_and(|deadline| deadline < wakes_at);
         drop(state);
         if more || earlier {
+            self.attention.store(true, Ordering::Release);
             self.wake.notify_one();
         }
         result
+    }
+
+    /// Whether a [polled](Fabric::polled) fabric must be polled before the time it last said.
+    pub fn needs_attention(&self) -> bool {
+        self.attention.load(Ordering::Acquire)
+    }
+
+    /// Does something to all functions, and then a bounded amount of what is to be done.
+    pub fn poll(&self, f: impl FnOnce(&mut [Device])) -> Next {
+        // The lock is not fair: without this a caller could wait for long.
+        while self.waiting.load(Ordering::Relaxed) > 0 {
+            std::thread::yield_now();
+        }
+        let mut state = self.lock();
+        self.attention.store(false, Ordering::Relaxed);
+        f(&mut state.devices);
+        if state.work(ROUND) {
+            return Next::AtOnce;
+        }
+        let deadline = state.next_deadline();
+        state.wakes_at = deadline.unwrap_or_else(|| Instant::now() + IDLE);
+        Next::At(deadline)
     }
 }
 
