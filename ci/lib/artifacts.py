@@ -5,7 +5,7 @@ import json
 import os
 import sys
 
-FOLDERS = {"bin": "bin", "example": "bin", "test": "tests", "cdylib": "lib"}
+FOLDERS = {"bin": "bin", "example": "bin", "test": "tests"}
 
 for line in sys.stdin:
     message = json.loads(line)
@@ -18,5 +18,7 @@ for line in sys.stdin:
             # Built as a dependency of a test it lies in deps/ only; the library's own build copies it up.
             if path.endswith(".so") and "/deps/" not in path:
                 print(f"lib/{os.path.basename(path)}\t{path}")
+    elif folder == "tests" and "/ci/vmtests/" not in message["manifest_path"]:
+        continue
     elif folder and message.get("executable"):
         print(f"{folder}/{target['name']}\t{message['executable']}")

@@ -24,18 +24,19 @@ build_unlock() {
 # Builds all programs, libraries and VM tests, or those of the packages in IBGDA_PACKAGES. ARTIFACTS is the list of what
 # the guest needs: lines of DESTINATION<tab>PATH.
 build_programs() {
-    local list packages=() package tests=no
+    local list packages=() package test
     list=$(mktemp)
-    if [[ -n ${IBGDA_PACKAGES:-} ]]; then
-        for package in $IBGDA_PACKAGES; do
-            if [[ $package == ibgda-vmtests ]]; then tests=yes; else packages+=(-p "$package"); fi
+    for package in ${IBGDA_PACKAGES:-}; do
+        packages+=(-p "$package")
+    done
+    # All in one call: what cargo builds depends on what it is asked for besides, and two calls would undo each other.
+    if ((${#packages[@]} == 0)); then
+        packages=(--workspace)
+        for test in "$IBGDA_SRC"/ci/vmtests/tests/*.rs; do
+            packages+=(--test "$(basename -- "$test" .rs)")
         done
-    else
-        packages=(--workspace --exclude ibgda-vmtests)
-        tests=yes
     fi
     quiet_step "cargo build" cargo_artifacts "$list" build "${packages[@]}" --lib --bins --examples
-    [[ $tests == no ]] || quiet_step "cargo build of the VM tests" cargo_artifacts "$list" test --no-run -p ibgda-vmtests --tests
     ARTIFACTS=$(sort -u "$list")
     rm -f "$list"
 }

@@ -25,3 +25,18 @@ kmod_ensure() {
 kmod_make() {
     in_rootfs make -C "$OVERLAY" M=/src MO=/kmod-build "$@" modules
 }
+
+# Formats and lints the Rust sources, changing nothing; any finding is a failure.
+kmod_lint() {
+    local log
+    in_rootfs rustfmt --check --edition 2021 --config-path /src/kmod kmod/main.rs || die "ibgda.ko: rustfmt would change the sources"
+    in_rootfs mkdir -p /kmod-build/clippy
+    log=$(mktemp)
+    # Objects of its own: those of the module were compiled without clippy.
+    in_rootfs make -C "$OVERLAY" M=/src MO=/kmod-build/clippy CLIPPY=1 modules 2>&1 | tee "$log"
+    if grep -qE '^(warning|error|WARNING)' "$log"; then
+        rm -f -- "$log"
+        die "ibgda.ko: clippy or the compiler found the above"
+    fi
+    rm -f -- "$log"
+}

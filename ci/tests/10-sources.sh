@@ -21,7 +21,8 @@ sources_shell() {
         git ls-files -- '*.sh'
         git grep -lE '^#!/usr/bin/env bash|^#!/bin/(ba)?sh' -- . ':!*.sh'
     })
-    "$IBGDA_SRC/ci/enter" shellcheck -x -S warning "${paths[@]}"
+    # SC2034: it does not see that a sourced file's variables are used by those that source it.
+    "$IBGDA_SRC/ci/enter" shellcheck -x -S warning -e SC2034 "${paths[@]}"
 }
 
 check sources::licences sources_have_licences

@@ -18,7 +18,8 @@ use nix::unistd::Pid;
 use super::pci::Devices;
 
 /// The project's own programs come first.
-pub const PATH: &str = "/opt/ibgda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+pub const PATH: &str =
+    "/opt/ibgda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// How the command ended.
 pub struct Ended {
@@ -36,7 +37,13 @@ pub fn run(argv: &[Vec<u8>], devices: &Devices, stdout: File, stderr: File) -> R
     let mut child = Command::new(OsStr::from_bytes(program))
         .args(arguments.iter().map(|argument| OsStr::from_bytes(argument)))
         .env_clear()
-        .envs([("PATH", PATH), ("HOME", "/root"), ("USER", "root"), ("LANG", "C.UTF-8"), ("TERM", "dumb")])
+        .envs([
+            ("PATH", PATH),
+            ("HOME", "/root"),
+            ("USER", "root"),
+            ("LANG", "C.UTF-8"),
+            ("TERM", "dumb"),
+        ])
         .env("IBGDA_NICS", devices.nics.join(" "))
         .env("IBGDA_GPUS", devices.gpus.join(" "))
         .current_dir("/root")
@@ -51,7 +58,11 @@ pub fn run(argv: &[Vec<u8>], devices: &Devices, stdout: File, stderr: File) -> R
     let status = wait_for(Pid::from_raw(child.id() as i32))?;
     // The streams end when the last process that holds them does.
     let _ = kill(Pid::from_raw(-1), Signal::SIGKILL);
-    Ok(Ended { status, stdout: join(stdout), stderr: join(stderr) })
+    Ok(Ended {
+        status,
+        stdout: join(stdout),
+        stderr: join(stderr),
+    })
 }
 
 /// Waits for one child, and reaps the orphans that the first process inherits meanwhile.
@@ -59,7 +70,9 @@ fn wait_for(command: Pid) -> Result<i32> {
     loop {
         match wait() {
             Ok(WaitStatus::Exited(pid, status)) if pid == command => return Ok(status),
-            Ok(WaitStatus::Signaled(pid, signal, _)) if pid == command => return Ok(128 + signal as i32),
+            Ok(WaitStatus::Signaled(pid, signal, _)) if pid == command => {
+                return Ok(128 + signal as i32);
+            }
             Ok(_) | Err(Errno::EINTR) => {}
             Err(error) => return Err(error).context("waiting for the command"),
         }

@@ -31,7 +31,10 @@ impl KernelLog {
             .custom_flags(OFlag::O_NONBLOCK.bits())
             .open("/dev/kmsg")
             .context("opening /dev/kmsg")?;
-        let log = Arc::new(Self { kmsg, out: Mutex::new(Output { port, bytes: 0 }) });
+        let log = Arc::new(Self {
+            kmsg,
+            out: Mutex::new(Output { port, bytes: 0 }),
+        });
         let reader = Arc::clone(&log);
         thread::spawn(move || {
             loop {
@@ -75,8 +78,17 @@ fn format_record(record: &str) -> String {
         return format!("{record}\n");
     };
     let text = rest.lines().next().unwrap_or_default();
-    let microseconds: u64 = prefix.split(',').nth(2).and_then(|field| field.parse().ok()).unwrap_or(0);
-    format!("[{:5}.{:06}] {}\n", microseconds / 1_000_000, microseconds % 1_000_000, text)
+    let microseconds: u64 = prefix
+        .split(',')
+        .nth(2)
+        .and_then(|field| field.parse().ok())
+        .unwrap_or(0);
+    format!(
+        "[{:5}.{:06}] {}\n",
+        microseconds / 1_000_000,
+        microseconds % 1_000_000,
+        text
+    )
 }
 
 #[cfg(test)]
@@ -86,6 +98,9 @@ mod tests {
     #[test]
     fn a_record_becomes_a_line_as_dmesg_prints_it() {
         let record = "6,339,5140900,-;NET: Registered protocol family 10\n SUBSYSTEM=acpi\n DEVICE=+acpi:PNP0A03:00\n";
-        assert_eq!(format_record(record), "[    5.140900] NET: Registered protocol family 10\n");
+        assert_eq!(
+            format_record(record),
+            "[    5.140900] NET: Registered protocol family 10\n"
+        );
     }
 }

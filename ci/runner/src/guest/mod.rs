@@ -53,13 +53,18 @@ fn serve() -> Result<()> {
             return Ok(());
         }
     };
+    ready::note("the command starts");
     send(&mut control, &Report::Ready)?;
     let report = run_command(&start, &devices, &kernel_log)?;
     send(&mut control, &report)?;
     Ok(())
 }
 
-fn run_command(start: &Start, devices: &pci::Devices, kernel_log: &Arc<KernelLog>) -> Result<Report> {
+fn run_command(
+    start: &Start,
+    devices: &pci::Devices,
+    kernel_log: &Arc<KernelLog>,
+) -> Result<Report> {
     let stdout = ports::open(port::STDOUT)?;
     let stderr = ports::open(port::STDERR)?;
     let ended = match command::run(&start.argv, devices, stdout, stderr) {
@@ -86,7 +91,9 @@ fn obey(mut requests: impl std::io::BufRead) {
                 let _ = fs::write("/proc/sysrq-trigger", "w");
                 let _ = fs::write("/proc/sysrq-trigger", "l");
             }
-            Request::Start(_) => eprintln!("ibgda-vm-agent: asked to start a second command; ignored"),
+            Request::Start(_) => {
+                eprintln!("ibgda-vm-agent: asked to start a second command; ignored")
+            }
         }
     }
 }

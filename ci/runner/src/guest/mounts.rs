@@ -18,7 +18,13 @@ pub fn base() -> Result<()> {
     attach("debugfs", "/sys/kernel/debug", "debugfs", secure, "")?;
     attach("tracefs", "/sys/kernel/tracing", "tracefs", secure, "")?;
     fs::create_dir_all("/dev/pts")?;
-    attach("devpts", "/dev/pts", "devpts", MsFlags::empty(), "gid=5,mode=620,ptmxmode=666")?;
+    attach(
+        "devpts",
+        "/dev/pts",
+        "devpts",
+        MsFlags::empty(),
+        "gid=5,mode=620,ptmxmode=666",
+    )?;
     fs::create_dir_all("/dev/shm")?;
     attach("tmpfs", "/dev/shm", "tmpfs", MsFlags::empty(), "mode=1777")?;
     attach("tmpfs", "/run", "tmpfs", MsFlags::empty(), "mode=755")?;
@@ -39,14 +45,26 @@ pub fn base() -> Result<()> {
 
 /// Mounts configfs, which is a module in Debian's kernel.
 pub fn configfs() -> Result<()> {
-    attach("configfs", "/sys/kernel/config", "configfs", MsFlags::empty(), "")
+    attach(
+        "configfs",
+        "/sys/kernel/config",
+        "configfs",
+        MsFlags::empty(),
+        "",
+    )
 }
 
 /// Mounts the directory of `--share`.
 pub fn share() -> Result<()> {
     fs::create_dir_all(SHARE)?;
     // No cache: the host reads and writes there at the same time.
-    attach("share", SHARE, "9p", MsFlags::empty(), "trans=virtio,version=9p2000.L,msize=512000,cache=mmap")
+    attach(
+        "share",
+        SHARE,
+        "9p",
+        MsFlags::empty(),
+        "trans=virtio,version=9p2000.L,msize=512000,cache=mmap",
+    )
 }
 
 /// Unmounts the directory of `--share`, so that all that was written there is on the host.

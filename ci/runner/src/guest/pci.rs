@@ -24,7 +24,11 @@ impl Devices {
     pub fn find(nics: usize, gpus: usize) -> Result<Self> {
         let found = Self::read(Path::new("/sys/bus/pci/devices"))?;
         if found.nics.len() != nics || found.gpus.len() != gpus {
-            bail!("asked for {nics} NICs and {gpus} GPUs, the guest sees NICs {:?} and GPUs {:?}", found.nics, found.gpus);
+            bail!(
+                "asked for {nics} NICs and {gpus} GPUs, the guest sees NICs {:?} and GPUs {:?}",
+                found.nics,
+                found.gpus
+            );
         }
         Ok(found)
     }

@@ -19,7 +19,10 @@ pub fn link_all(names: &[&str]) -> Result<()> {
     let deadline = Instant::now() + APPEAR;
     loop {
         link_present()?;
-        let missing: Vec<_> = names.iter().filter(|name| !Path::new(BY_NAME).join(name).exists()).collect();
+        let missing: Vec<_> = names
+            .iter()
+            .filter(|name| !Path::new(BY_NAME).join(name).exists())
+            .collect();
         if missing.is_empty() {
             return Ok(());
         }
@@ -52,5 +55,9 @@ pub fn link_present() -> Result<()> {
 /// Opens the port of that name.
 pub fn open(name: &str) -> Result<File> {
     let path = Path::new(BY_NAME).join(name);
-    OpenOptions::new().read(true).write(true).open(&path).with_context(|| format!("opening {}", path.display()))
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(&path)
+        .with_context(|| format!("opening {}", path.display()))
 }

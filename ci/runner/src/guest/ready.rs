@@ -18,14 +18,17 @@ const NIC_UP: Duration = Duration::from_secs(90);
 
 /// Does all that is to be done before the command runs.
 pub fn prepare(start: &Start) -> Result<Devices> {
+    note("making the guest ready");
     nix::unistd::sethostname("ibgda").context("setting the host name")?;
     run("ip", &["link", "set", "lo", "up"])?;
     let devices = Devices::find(start.nics, start.gpus)?;
+    note("loading modules");
     let mut modules = vec!["configfs", "aer_inject"];
     if start.nics > 0 {
         modules.extend(["mlx5_ib", "ib_uverbs", "ib_umad", "rdma_ucm"]);
     }
     modprobe(&modules)?;
+    note("modules are loaded");
     mounts::configfs()?;
     if start.share {
         mounts::share()?;
@@ -36,10 +39,16 @@ pub fn prepare(start: &Start) -> Result<Devices> {
     for nic in &devices.nics {
         wait_for_nic(nic)?;
     }
+    note("NICs are up");
     if start.module {
         run("insmod", &[&format!("{STAGE}/ibgda.ko")])?;
     }
     Ok(devices)
+}
+
+/// Marks in the kernel's log how far the guest has come, for whoever reads it after a hang.
+pub fn note(text: &str) {
+    let _ = fs::write("/dev/kmsg", format!("ibgda-vm: {text}\n"));
 }
 
 /// Loads modules and what they need.
@@ -56,7 +65,12 @@ fn run(program: &str, arguments: &[&str]) -> Result<()> {
         .with_context(|| format!("running {program}"))?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
-        bail!("{program} {}: {}, {}", arguments.join(" "), output.status, said.trim());
+        bail!(
+            "{program} {}: {}, {}",
+            arguments.join(" "),
+            output.status,
+            said.trim()
+        );
     }
     Ok(())
 }
@@ -65,7 +79,10 @@ fn wait_for_nic(bdf: &str) -> Result<()> {
     let deadline = Instant::now() + NIC_UP;
     loop {
         let state = port_state(bdf)?;
-        if state.as_deref().is_some_and(|state| state.contains("ACTIVE")) {
+        if state
+            .as_deref()
+            .is_some_and(|state| state.contains("ACTIVE"))
+        {
             return Ok(());
         }
         if Instant::now() > deadline {
@@ -82,9 +99,17 @@ fn wait_for_nic(bdf: &str) -> Result<()> {
 /// The state of the function's first port, once it has an InfiniBand device that user space can open.
 fn port_state(bdf: &str) -> Result<Option<String>> {
     let device = Path::new("/sys/bus/pci/devices").join(bdf);
-    let Some(ib) = only_entry(&device.join("infiniband"))? else { return Ok(None) };
-    let Some(verbs) = only_entry(&device.join("infiniband_verbs"))? else { return Ok(None) };
-    let node = Path::new("/dev/infiniband").join(verbs.file_name().expect("an entry of a directory has a name"));
+    let Some(ib) = only_entry(&device.join("infiniband"))? else {
+        return Ok(None);
+    };
+    let Some(verbs) = only_entry(&device.join("infiniband_verbs"))? else {
+        return Ok(None);
+    };
+    let node = Path::new("/dev/infiniband").join(
+        verbs
+            .file_name()
+            .expect("an entry of a directory has a name"),
+    );
     if !node.exists() {
         return Ok(None);
     }

@@ -16,7 +16,11 @@ impl Guarded {
     /// Starts the command.
     pub fn spawn(command: &mut Command) -> Result<Self> {
         let name = command.get_program().to_string_lossy().into_owned();
-        Ok(Self(command.spawn().with_context(|| format!("starting {name}"))?))
+        Ok(Self(
+            command
+                .spawn()
+                .with_context(|| format!("starting {name}"))?,
+        ))
     }
 
     /// The child, for its pipes.
@@ -76,17 +80,37 @@ mod tests {
 
     #[test]
     fn a_child_that_obeys_is_not_killed() {
-        let mut child = Guarded::spawn(Command::new("sh").args(["-c", "trap 'exit 3' TERM; echo ready; while :; do sleep 0.01; done"])
-            .stdout(std::process::Stdio::piped())).unwrap();
+        let mut child = Guarded::spawn(
+            Command::new("sh")
+                .args([
+                    "-c",
+                    "trap 'exit 3' TERM; echo ready; while :; do sleep 0.01; done",
+                ])
+                .stdout(std::process::Stdio::piped()),
+        )
+        .unwrap();
         let mut line = [0; 6];
         std::io::Read::read_exact(child.child().stdout.as_mut().unwrap(), &mut line).unwrap();
-        assert_eq!(child.terminate(SOON).unwrap().and_then(|status| status.code()), Some(3));
+        assert_eq!(
+            child
+                .terminate(SOON)
+                .unwrap()
+                .and_then(|status| status.code()),
+            Some(3)
+        );
     }
 
     #[test]
     fn a_child_that_does_not_obey_is_killed() {
-        let mut child = Guarded::spawn(Command::new("sh").args(["-c", "trap '' TERM; echo ready; while :; do sleep 0.01; done"])
-            .stdout(std::process::Stdio::piped())).unwrap();
+        let mut child = Guarded::spawn(
+            Command::new("sh")
+                .args([
+                    "-c",
+                    "trap '' TERM; echo ready; while :; do sleep 0.01; done",
+                ])
+                .stdout(std::process::Stdio::piped()),
+        )
+        .unwrap();
         let mut line = [0; 6];
         std::io::Read::read_exact(child.child().stdout.as_mut().unwrap(), &mut line).unwrap();
         assert_eq!(child.terminate(Duration::from_millis(100)).unwrap(), None);
@@ -95,7 +119,9 @@ mod tests {
 
     #[test]
     fn a_program_that_is_not_there_is_named() {
-        let error = Guarded::spawn(&mut Command::new("/no/such/program")).err().unwrap();
+        let error = Guarded::spawn(&mut Command::new("/no/such/program"))
+            .err()
+            .unwrap();
         assert!(format!("{error:#}").contains("/no/such/program"));
     }
 }

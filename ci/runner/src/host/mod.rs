@@ -60,12 +60,15 @@ pub struct Options {
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
-    text.parse().map(Duration::from_secs).map_err(|error| error.to_string())
+    text.parse()
+        .map(Duration::from_secs)
+        .map_err(|error| error.to_string())
 }
 
 /// Runs it all, says on standard error what went wrong if anything did, and returns the exit status.
 pub fn run(options: &Options) -> ExitCode {
-    let outcome = session::run(options).unwrap_or_else(|error| Outcome::Harness(format!("{error:#}")));
+    let outcome =
+        session::run(options).unwrap_or_else(|error| Outcome::Harness(format!("{error:#}")));
     outcome.explain(options);
     problems::report(options);
     ExitCode::from(outcome.status())

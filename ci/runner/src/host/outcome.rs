@@ -47,10 +47,24 @@ impl Outcome {
     pub fn explain(&self, options: &Options) {
         let (text, logs): (String, &[&str]) = match self {
             Self::Command(_) | Self::NoReader => return,
-            Self::ModelDied(how) => (format!("the ConnectX model died: {how}"), &["connectx.stderr", "connectx.log"]),
+            Self::ModelDied(how) => (
+                format!("the ConnectX model died: {how}"),
+                &["connectx.stderr", "connectx.log"],
+            ),
             Self::TimedOut(limit) => {
-                let command: Vec<_> = options.command.iter().map(|word| word.to_string_lossy()).collect();
-                (format!("timed out: the command was still running after {} s: {}", limit.as_secs(), command.join(" ")), &[])
+                let command: Vec<_> = options
+                    .command
+                    .iter()
+                    .map(|word| word.to_string_lossy())
+                    .collect();
+                (
+                    format!(
+                        "timed out: the command was still running after {} s: {}",
+                        limit.as_secs(),
+                        command.join(" ")
+                    ),
+                    &[],
+                )
             }
             Self::Harness(why) => (why.clone(), &["qemu.log", "kernel.log", "connectx.log"]),
             Self::GuestDied(how) => (how.clone(), &["console.log", "qemu.log"]),
@@ -68,9 +82,14 @@ impl Outcome {
 }
 
 fn show_end(dir: &Path, name: &str) {
-    let Ok(text) = fs::read(dir.join(name)) else { return };
+    let Ok(text) = fs::read(dir.join(name)) else {
+        return;
+    };
     let text = String::from_utf8_lossy(&text);
-    let lines: Vec<_> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    let lines: Vec<_> = text
+        .lines()
+        .filter(|line| !line.trim().is_empty())
+        .collect();
     if lines.is_empty() {
         return;
     }

@@ -22,16 +22,26 @@ const FAULTS: &[&str] = &[
 
 /// Writes them to `kernel-problems.log`, if there are any, and says so.
 pub fn report(options: &Options) {
-    let Ok(text) = fs::read(options.log.join("kernel.log")) else { return };
+    let Ok(text) = fs::read(options.log.join("kernel.log")) else {
+        return;
+    };
     let text = String::from_utf8_lossy(&text);
     let found = faults(&text);
     let Some(first) = found.first() else { return };
-    let _ = fs::write(options.log.join("kernel-problems.log"), found.join("\n") + "\n");
-    eprintln!("ci/vm: the guest's kernel reported {} problem(s), the first: {first}", found.len());
+    let _ = fs::write(
+        options.log.join("kernel-problems.log"),
+        found.join("\n") + "\n",
+    );
+    eprintln!(
+        "ci/vm: the guest's kernel reported {} problem(s), the first: {first}",
+        found.len()
+    );
 }
 
 fn faults(log: &str) -> Vec<&str> {
-    log.lines().filter(|line| FAULTS.iter().any(|fault| line.contains(fault))).collect()
+    log.lines()
+        .filter(|line| FAULTS.iter().any(|fault| line.contains(fault)))
+        .collect()
 }
 
 #[cfg(test)]

@@ -20,10 +20,22 @@ pub struct Port {
 
 /// The ports that the host listens on.
 pub const PORTS: [Port; 4] = [
-    Port { name: port::CONTROL, socket: "control.sock" },
-    Port { name: port::STDOUT, socket: "stdout.sock" },
-    Port { name: port::STDERR, socket: "stderr.sock" },
-    Port { name: port::KERNEL, socket: "kernel.sock" },
+    Port {
+        name: port::CONTROL,
+        socket: "control.sock",
+    },
+    Port {
+        name: port::STDOUT,
+        socket: "stdout.sock",
+    },
+    Port {
+        name: port::STDERR,
+        socket: "stderr.sock",
+    },
+    Port {
+        name: port::KERNEL,
+        socket: "kernel.sock",
+    },
 ];
 
 /// Below the run directory, what the model's `--dir` is.
@@ -54,26 +66,62 @@ impl Line {
 }
 
 fn machine(line: &mut Line, options: &Options) {
-    line.add(&["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
-    line.add(&["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", MEMORY]);
+    line.add(&[
+        "-nodefaults",
+        "-no-user-config",
+        "-display",
+        "none",
+        "-no-reboot",
+    ]);
+    line.add(&[
+        "-accel",
+        "tcg,thread=multi",
+        "-cpu",
+        "max",
+        "-smp",
+        "2",
+        "-m",
+        MEMORY,
+    ]);
     // The model maps the guest's memory, so it must be a file that can be shared.
-    line.add(&["-object", &format!("memory-backend-memfd,id=mem,size={MEMORY},share=on")]);
+    line.add(&[
+        "-object",
+        &format!("memory-backend-memfd,id=mem,size={MEMORY},share=on"),
+    ]);
     line.add(&["-machine", "q35,memory-backend=mem"]);
     // Else a root port's link looks down after a reset, and every recovery from a PCIe error fails.
-    line.add(&["-global", "ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off"]);
+    line.add(&[
+        "-global",
+        "ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off",
+    ]);
     line.add_path("-kernel", &options.kernel);
     line.add_path("-initrd", &options.initramfs);
     line.add(&["-append", "console=ttyS0 quiet panic=-1 nokaslr"]);
-    line.add(&["-chardev", &format!("file,id=console,path={}", options.log.join("console.log").display())]);
+    line.add(&[
+        "-chardev",
+        &format!(
+            "file,id=console,path={}",
+            options.log.join("console.log").display()
+        ),
+    ]);
     line.add(&["-serial", "chardev:console"]);
 }
 
 fn file_systems(line: &mut Line, options: &Options) {
     // Our own root is the guest's. What is mounted in it has inode numbers of its own, hence remap.
-    line.add(&["-fsdev", "local,id=root,path=/,security_model=none,readonly=on,multidevs=remap"]);
+    line.add(&[
+        "-fsdev",
+        "local,id=root,path=/,security_model=none,readonly=on,multidevs=remap",
+    ]);
     line.add(&["-device", "virtio-9p-pci,fsdev=root,mount_tag=root"]);
     if let Some(share) = &options.share {
-        line.add(&["-fsdev", &format!("local,id=share,path={},security_model=none,multidevs=remap", share.display())]);
+        line.add(&[
+            "-fsdev",
+            &format!(
+                "local,id=share,path={},security_model=none,multidevs=remap",
+                share.display()
+            ),
+        ]);
         line.add(&["-device", "virtio-9p-pci,fsdev=share,mount_tag=share"]);
     }
 }
@@ -81,14 +129,28 @@ fn file_systems(line: &mut Line, options: &Options) {
 fn ports(line: &mut Line, options: &Options) {
     line.add(&["-device", "virtio-serial-pci,id=serial"]);
     let mut join = |id: &str, name: &str, socket: &Path| {
-        line.add(&["-chardev", &format!("socket,id={id},path={}", socket.display())]);
-        line.add(&["-device", &format!("virtserialport,bus=serial.0,chardev={id},name={name}")]);
+        line.add(&[
+            "-chardev",
+            &format!("socket,id={id},path={}", socket.display()),
+        ]);
+        line.add(&[
+            "-device",
+            &format!("virtserialport,bus=serial.0,chardev={id},name={name}"),
+        ]);
     };
     for (index, port) in PORTS.iter().enumerate() {
-        join(&format!("port{index}"), port.name, &options.run_dir.join(port.socket));
+        join(
+            &format!("port{index}"),
+            port.name,
+            &options.run_dir.join(port.socket),
+        );
     }
     if options.nics + options.gpus > 0 {
-        join("model", port::MODEL, &options.run_dir.join(MODEL_DIR).join("ctl.sock"));
+        join(
+            "model",
+            port::MODEL,
+            &options.run_dir.join(MODEL_DIR).join("ctl.sock"),
+        );
     }
 }
 
@@ -100,18 +162,33 @@ fn topology(line: &mut Line, options: &Options) {
         chassis += 1;
         format!("chassis={chassis},slot={chassis}")
     };
-    let below_switch = if options.split { options.nics } else { options.nics + options.gpus };
+    let below_switch = if options.split {
+        options.nics
+    } else {
+        options.nics + options.gpus
+    };
     if below_switch > 0 {
-        line.add(&["-device", &format!("pcie-root-port,id=root0,bus=pcie.0,{}", slot())]);
+        line.add(&[
+            "-device",
+            &format!("pcie-root-port,id=root0,bus=pcie.0,{}", slot()),
+        ]);
         line.add(&["-device", "x3130-upstream,id=switch,bus=root0"]);
     }
-    let names = (0..options.nics).map(|n| format!("nic{n}")).chain((0..options.gpus).map(|n| format!("gpu{n}")));
+    let names = (0..options.nics)
+        .map(|n| format!("nic{n}"))
+        .chain((0..options.gpus).map(|n| format!("gpu{n}")));
     for (index, name) in names.enumerate() {
         let port = format!("port-{name}");
         if index < below_switch {
-            line.add(&["-device", &format!("xio3130-downstream,id={port},bus=switch,{}", slot())]);
+            line.add(&[
+                "-device",
+                &format!("xio3130-downstream,id={port},bus=switch,{}", slot()),
+            ]);
         } else {
-            line.add(&["-device", &format!("pcie-root-port,id={port},bus=pcie.0,{}", slot())]);
+            line.add(&[
+                "-device",
+                &format!("pcie-root-port,id={port},bus=pcie.0,{}", slot()),
+            ]);
         }
         let socket = options.run_dir.join(MODEL_DIR).join(format!("{name}.sock"));
         // QEMU takes the socket only in this form.
@@ -133,31 +210,81 @@ mod tests {
     use super::*;
 
     fn devices(words: &[&str]) -> Vec<String> {
-        let fixed = ["run", "--kernel=k", "--initramfs=i", "--model=m", "--timeout=1", "--log=/l", "--run-dir=/r"];
+        let fixed = [
+            "run",
+            "--kernel=k",
+            "--initramfs=i",
+            "--model=m",
+            "--timeout=1",
+            "--log=/l",
+            "--run-dir=/r",
+        ];
         let options = Options::parse_from(fixed.iter().chain(words).chain(&["--", "true"]));
-        let all: Vec<_> = arguments(&options).iter().map(|word| word.to_string_lossy().into_owned()).collect();
-        all.windows(2).filter(|pair| pair[0] == "-device").map(|pair| pair[1].clone()).collect()
+        let all: Vec<_> = arguments(&options)
+            .iter()
+            .map(|word| word.to_string_lossy().into_owned())
+            .collect();
+        all.windows(2)
+            .filter(|pair| pair[0] == "-device")
+            .map(|pair| pair[1].clone())
+            .collect()
     }
 
     #[test]
     fn nics_and_gpus_sit_below_one_switch() {
         let devices = devices(&["--nics=2", "--gpus=1"]);
-        assert_eq!(devices.iter().filter(|device| device.starts_with("pcie-root-port")).count(), 1);
-        assert_eq!(devices.iter().filter(|device| device.starts_with("xio3130-downstream")).count(), 3);
-        assert!(devices.iter().any(|device| device.contains("/r/model/nic1.sock")));
-        assert!(devices.iter().any(|device| device.contains("/r/model/gpu0.sock")));
+        assert_eq!(
+            devices
+                .iter()
+                .filter(|device| device.starts_with("pcie-root-port"))
+                .count(),
+            1
+        );
+        assert_eq!(
+            devices
+                .iter()
+                .filter(|device| device.starts_with("xio3130-downstream"))
+                .count(),
+            3
+        );
+        assert!(
+            devices
+                .iter()
+                .any(|device| device.contains("/r/model/nic1.sock"))
+        );
+        assert!(
+            devices
+                .iter()
+                .any(|device| device.contains("/r/model/gpu0.sock"))
+        );
     }
 
     #[test]
     fn split_gpus_have_root_ports_of_their_own() {
         let devices = devices(&["--nics=1", "--gpus=2", "--split"]);
-        assert_eq!(devices.iter().filter(|device| device.starts_with("pcie-root-port")).count(), 3);
-        assert_eq!(devices.iter().filter(|device| device.starts_with("xio3130-downstream")).count(), 1);
+        assert_eq!(
+            devices
+                .iter()
+                .filter(|device| device.starts_with("pcie-root-port"))
+                .count(),
+            3
+        );
+        assert_eq!(
+            devices
+                .iter()
+                .filter(|device| device.starts_with("xio3130-downstream"))
+                .count(),
+            1
+        );
     }
 
     #[test]
     fn a_machine_without_devices_has_no_switch_and_no_model() {
         let devices = devices(&["--nics=0", "--gpus=0"]);
-        assert!(!devices.iter().any(|device| device.contains("switch") || device.contains("org.ibgda.model")));
+        assert!(
+            !devices
+                .iter()
+                .any(|device| device.contains("switch") || device.contains("org.ibgda.model"))
+        );
     }
 }

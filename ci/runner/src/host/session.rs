@@ -75,7 +75,14 @@ pub fn run(options: &Options) -> Result<Outcome> {
     let (sender, events) = channel();
     let streams = Streams::listen(options, &sender)?;
     let mut qemu = start_qemu(options)?;
-    let outcome = Session { options, events, streams, model: model.as_mut(), qemu: &mut qemu }.watch()?;
+    let outcome = Session {
+        options,
+        events,
+        streams,
+        model: model.as_mut(),
+        qemu: &mut qemu,
+    }
+    .watch()?;
     qemu.terminate(END)?;
     Ok(match model {
         Some(model) => end_model(model, outcome)?,
@@ -98,7 +105,9 @@ impl Session<'_> {
         let mut looked = began;
         loop {
             if let Phase::Drain { status, bytes } = phase {
-                if (0..3).all(|stream| self.streams.copied[stream].load(Ordering::Acquire) >= bytes[stream]) {
+                if (0..3).all(|stream| {
+                    self.streams.copied[stream].load(Ordering::Acquire) >= bytes[stream]
+                }) {
                     return Ok(Outcome::Command(status));
                 }
             }
@@ -110,9 +119,15 @@ impl Session<'_> {
                     }
                     Err(outcome) => return Ok(outcome),
                 },
-                Ok(Event::Garbled(error)) => bail!("the guest's agent sent what is no report: {error}"),
-                Ok(Event::NotWritten(error)) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(Outcome::NoReader),
-                Ok(Event::NotWritten(error)) => bail!("writing the command's output or the kernel's log: {error}"),
+                Ok(Event::Garbled(error)) => {
+                    bail!("the guest's agent sent what is no report: {error}")
+                }
+                Ok(Event::NotWritten(error)) if error.kind() == io::ErrorKind::BrokenPipe => {
+                    return Ok(Outcome::NoReader);
+                }
+                Ok(Event::NotWritten(error)) => {
+                    bail!("writing the command's output or the kernel's log: {error}")
+                }
                 Ok(Event::Copied) => {}
                 Err(RecvTimeoutError::Timeout) => {}
                 // QEMU's end closes all of them; the look below says how it ended.
@@ -136,7 +151,12 @@ impl Session<'_> {
         Ok(match report {
             Report::Booted => {
                 self.streams.request(&Request::Start(Start {
-                    argv: options.command.iter().cloned().map(OsStringExt::into_vec).collect(),
+                    argv: options
+                        .command
+                        .iter()
+                        .cloned()
+                        .map(OsStringExt::into_vec)
+                        .collect(),
                     nics: options.nics,
                     gpus: options.gpus,
                     module: options.module,
@@ -145,9 +165,16 @@ impl Session<'_> {
                 Ok(Phase::SetUp)
             }
             Report::Ready => Ok(Phase::Command),
-            Report::Failed(why) => Err(Outcome::Harness(format!("the guest could not be made ready: {why}"))),
+            Report::Failed(why) => Err(Outcome::Harness(format!(
+                "the guest could not be made ready: {why}"
+            ))),
             Report::CannotRun(why) => Err(Outcome::CannotRun(why)),
-            Report::Exited { status, stdout, stderr, kernel } => Ok(Phase::Drain {
+            Report::Exited {
+                status,
+                stdout,
+                stderr,
+                kernel,
+            } => Ok(Phase::Drain {
                 status: u8::try_from(status).context("an exit status beyond 255")?,
                 bytes: [stdout, stderr, kernel],
             }),
@@ -161,32 +188,50 @@ impl Session<'_> {
                 return Ok(Some(Outcome::ModelDied(describe(status))));
             }
         }
-        let Some(status) = self.qemu.ended()? else { return Ok(None) };
+        let Some(status) = self.qemu.ended()? else {
+            return Ok(None);
+        };
         let console = fs::read(self.options.log.join("console.log")).unwrap_or_default();
         let console = String::from_utf8_lossy(&console);
-        Ok(Some(match console.lines().find(|line| line.contains("Kernel panic")) {
-            Some(line) => Outcome::GuestDied(format!("the guest's kernel panicked: {}", line.trim())),
-            None if status.success() => Outcome::GuestDied("the guest went down before the command had ended".into()),
-            // It lost the model if that ended in this instant.
-            None => match self.model.as_mut().map(|model| model.wait(Duration::from_millis(500))).transpose()?.flatten() {
-                Some(status) => Outcome::ModelDied(describe(status)),
-                None => Outcome::Harness(format!("QEMU ended: {}", describe(status))),
+        Ok(Some(
+            match console.lines().find(|line| line.contains("Kernel panic")) {
+                Some(line) => {
+                    Outcome::GuestDied(format!("the guest's kernel panicked: {}", line.trim()))
+                }
+                None if status.success() => {
+                    Outcome::GuestDied("the guest went down before the command had ended".into())
+                }
+                // It lost the model if that ended in this instant.
+                None => match self
+                    .model
+                    .as_mut()
+                    .map(|model| model.wait(Duration::from_millis(500)))
+                    .transpose()?
+                    .flatten()
+                {
+                    Some(status) => Outcome::ModelDied(describe(status)),
+                    None => Outcome::Harness(format!("QEMU ended: {}", describe(status))),
+                },
             },
-        }))
+        ))
     }
 
     fn out_of_patience(&self, phase: &Phase) -> Outcome {
         let limit = phase.patience(self.options);
         match phase {
             Phase::Boot => Outcome::GuestDied(format!("the guest did not boot within {limit:?}")),
-            Phase::SetUp => Outcome::GuestDied(format!("the guest's set-up hung: not ready within {limit:?}")),
+            Phase::SetUp => Outcome::GuestDied(format!(
+                "the guest's set-up hung: not ready within {limit:?}"
+            )),
             Phase::Command => {
                 if self.streams.request(&Request::ShowBlocked).is_ok() {
                     thread::sleep(SHOW_BLOCKED);
                 }
                 Outcome::TimedOut(limit)
             }
-            Phase::Drain { .. } => Outcome::Harness(format!("the command's last output did not arrive within {limit:?}")),
+            Phase::Drain { .. } => Outcome::Harness(format!(
+                "the command's last output did not arrive within {limit:?}"
+            )),
         }
     }
 }
@@ -202,19 +247,29 @@ fn start_model(options: &Options) -> Result<Result<Option<Guarded>, Outcome>> {
     for log in ["connectx.log", "connectx.jsonl"] {
         let target = options.log.join(log);
         File::create(&target).with_context(|| format!("making {}", target.display()))?;
-        symlink(&target, dir.join(log)).with_context(|| format!("making a link to {}", target.display()))?;
+        symlink(&target, dir.join(log))
+            .with_context(|| format!("making a link to {}", target.display()))?;
     }
     let mut model = Guarded::spawn(
         Command::new(&options.model)
             .arg("serve")
-            .args(["--nics", &options.nics.to_string(), "--gpus", &options.gpus.to_string()])
+            .args([
+                "--nics",
+                &options.nics.to_string(),
+                "--gpus",
+                &options.gpus.to_string(),
+            ])
             .arg("--dir")
             .arg(&dir)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(log_file(options, "connectx.stderr")?),
     )?;
-    let stdout = model.child().stdout.take().context("the model's output is not piped")?;
+    let stdout = model
+        .child()
+        .stdout
+        .take()
+        .context("the model's output is not piped")?;
     let (sender, lines) = channel();
     // Goes on reading for as long as the model writes, so that it never waits for us.
     thread::spawn(move || {
@@ -227,10 +282,16 @@ fn start_model(options: &Options) -> Result<Result<Option<Guarded>, Outcome>> {
         match lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok(line) if line == "ready" => return Ok(Ok(Some(model))),
             Ok(_) => {}
-            Err(RecvTimeoutError::Timeout) => bail!("the model was not ready within {MODEL_READY:?}"),
+            Err(RecvTimeoutError::Timeout) => {
+                bail!("the model was not ready within {MODEL_READY:?}")
+            }
             Err(RecvTimeoutError::Disconnected) => {
-                let how = model.wait(END)?.map_or("it closed its output".into(), describe);
-                return Ok(Err(Outcome::ModelDied(format!("before it was ready, {how}"))));
+                let how = model
+                    .wait(END)?
+                    .map_or("it closed its output".into(), describe);
+                return Ok(Err(Outcome::ModelDied(format!(
+                    "before it was ready, {how}"
+                ))));
             }
         }
     }
@@ -258,7 +319,9 @@ fn end_model(mut model: Guarded, outcome: Outcome) -> Result<Outcome> {
         }
     };
     Ok(match outcome {
-        Outcome::Command(0) => Outcome::ModelDied(format!("at the end, after the command had succeeded: {bad}")),
+        Outcome::Command(0) => Outcome::ModelDied(format!(
+            "at the end, after the command had succeeded: {bad}"
+        )),
         other => other,
     })
 }

@@ -31,7 +31,10 @@ impl Streams {
             PORTS.map(|port| bind(&options.run_dir.join(port.socket)));
         let log = options.log.join("kernel.log");
         let log = File::create(&log).with_context(|| format!("making {}", log.display()))?;
-        let streams = Self { control: Arc::default(), copied: Default::default() };
+        let streams = Self {
+            control: Arc::default(),
+            copied: Default::default(),
+        };
         streams.copy(0, stdout?, io::stdout(), events);
         streams.copy(1, stderr?, io::stderr(), events);
         streams.copy(2, kernel?, log, events);
@@ -41,15 +44,26 @@ impl Streams {
 
     /// Sends a request to the guest, which has reported before.
     pub fn request(&self, request: &Request) -> Result<()> {
-        let mut control = self.control.get().context("the guest's agent is not connected")?;
+        let mut control = self
+            .control
+            .get()
+            .context("the guest's agent is not connected")?;
         protocol::send(&mut control, request).context("sending to the guest's agent")
     }
 
-    fn copy(&self, index: usize, listener: UnixListener, mut to: impl Write + Send + 'static, events: &Sender<Event>) {
+    fn copy(
+        &self,
+        index: usize,
+        listener: UnixListener,
+        mut to: impl Write + Send + 'static,
+        events: &Sender<Event>,
+    ) {
         let copied = Arc::clone(&self.copied[index]);
         let events = events.clone();
         thread::spawn(move || {
-            let Ok((mut from, _)) = listener.accept() else { return };
+            let Ok((mut from, _)) = listener.accept() else {
+                return;
+            };
             let mut buffer = vec![0; 64 * 1024];
             while let Ok(length @ 1..) = from.read(&mut buffer) {
                 if let Err(error) = to.write_all(&buffer[..length]).and_then(|()| to.flush()) {
@@ -65,8 +79,12 @@ impl Streams {
     fn listen_for_reports(&self, listener: UnixListener, events: Sender<Event>) {
         let control = Arc::clone(&self.control);
         thread::spawn(move || {
-            let Ok((stream, _)) = listener.accept() else { return };
-            let Ok(reader) = stream.try_clone() else { return };
+            let Ok((stream, _)) = listener.accept() else {
+                return;
+            };
+            let Ok(reader) = stream.try_clone() else {
+                return;
+            };
             let _ = control.set(stream);
             let mut reader = BufReader::new(reader);
             loop {
