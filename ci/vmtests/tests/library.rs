@@ -791,11 +791,15 @@ fn nothing_is_left_of_a_process_that_ended() -> Result<()> {
         ])
     };
     let child = |order: usize| -> Result<()> {
-        let status = Command::new(env::current_exe()?)
+        let output = Command::new(env::current_exe()?)
             .args(["--exact", "nothing_is_left_of_a_process_that_ended"])
             .env(CHILD, order.to_string())
-            .status()?;
-        ensure!(status.success(), "the child failed: {status}");
+            .output()?;
+        ensure!(
+            output.status.success(),
+            "the child failed: {}",
+            String::from_utf8_lossy(&output.stdout)
+        );
         Ok(())
     };
     child(0)?;

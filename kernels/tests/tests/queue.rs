@@ -5,8 +5,8 @@
 use ibgda_device::{
     Status,
     abi::{
-        IBGDA_CQE_INVALID, IBGDA_CQE_REQ, IBGDA_CQE_REQ_ERR, IBGDA_NO_DOORBELL, IBGDA_UNSIGNALED,
-        ibgda_cq, ibgda_qp, ibgda_region, ibgda_status,
+        IBGDA_CQE_INVALID, IBGDA_CQE_REQ, IBGDA_CQE_REQ_ERR, IBGDA_CQE_RESP_ERR, IBGDA_NO_DOORBELL,
+        IBGDA_UNSIGNALED, ibgda_cq, ibgda_qp, ibgda_region, ibgda_status,
     },
 };
 use ibgda_test_kernels::{Poller, Poster};
@@ -148,7 +148,7 @@ impl Rig {
 }
 
 /// Longer than anything here takes on a loaded machine.
-const PATIENCE: u64 = 120_000_000_000;
+const PATIENCE: u64 = 40_000_000_000;
 
 /// Handles into a rig, and who uses them.
 struct Side<'a> {
@@ -309,6 +309,28 @@ fn poll_gives_flushes_one_by_one() {
     assert_eq!(seen[1], (Status::WR_FLUSHED, IBGDA_CQE_REQ_ERR, 1));
     assert_eq!(seen[2], (Status::WR_FLUSHED, IBGDA_CQE_REQ_ERR, 2));
     assert_eq!((seen[3].0, seen[3].1), (retry, IBGDA_CQE_INVALID));
+}
+
+#[test]
+fn responder_errors_and_unknown_kinds_are_no_success() {
+    let remote_operation = Status(ibgda_status::IBGDA_ERR_REMOTE_OPERATION);
+    let unknown = Status(ibgda_status::IBGDA_ERR_UNKNOWN_CQE);
+    for (kind, expected) in [
+        (IBGDA_CQE_RESP_ERR, remote_operation),
+        (5, unknown),
+        (12, unknown),
+    ] {
+        let rig = Rig::new(4);
+        let mut side = rig.side(0);
+        assert_eq!(post(&mut side, 0), Ok(0));
+        rig.write_cqe(0, kind, 0, 0x14);
+        assert_eq!(
+            side.poster().wait(0, PATIENCE),
+            Err(expected),
+            "kind {kind}"
+        );
+        assert_eq!(Status(side.cq.error.status), expected, "kind {kind}");
+    }
 }
 
 #[test]
