@@ -2,7 +2,7 @@
 //! Misbehaviour on demand: what `connectx ctl fault` and `connectx ctl link` make a function do.
 //!
 //! Each fault is consumed when it strikes, so that the recovery after it finds a healthy device, except those that name a
-//! lasting state (a frozen health counter, a port that is down, a slow or lossy link).
+//! lasting state (a frozen health counter, a port that is down, a slow or lossy link, an order of re-use).
 
 use std::time::Duration;
 
@@ -13,11 +13,12 @@ use crate::engine::event;
 use crate::ifc::event::port_change;
 use crate::ifc::opcode::{self, Status};
 use crate::objects::device::Device;
+use crate::objects::table::Reuse;
 use crate::wire::port::PortState;
 
 /// What `fault` takes after the function's name.
 pub const USAGE: &str = "FUNCTION health freeze|run | syndrome N | reset [after N] | swallow OPCODE | fail OPCODE STATUS \
-                         | wqe QPN SYNDROME [VENDOR] | pages N | clear";
+                         | wqe QPN SYNDROME [VENDOR] | pages N | uars newest-first|oldest-first | clear";
 /// What `link` takes after the function's name.
 pub const LINK_USAGE: &str = "FUNCTION up|down | loss PER_MILLION | delay MICROSECONDS";
 
@@ -100,6 +101,8 @@ pub enum Fault {
     Wqe(u32, Failure),
     /// The device asks for pages, or (negative) wants to give some back.
     Pages(i32),
+    /// Which of the freed UAR pages is handed out next.
+    UarReuse(Reuse),
     /// Faults that have not struck are forgotten, and health is well again.
     Clear,
 }
@@ -165,6 +168,8 @@ impl Fault {
                     .map_err(|_| format!("pages {pages:?} is no number"))?;
                 Self::Pages(pages)
             }
+            ["uars", "newest-first"] => Self::UarReuse(Reuse::NewestFirst),
+            ["uars", "oldest-first"] => Self::UarReuse(Reuse::OldestFirst),
             ["clear"] => Self::Clear,
             _ => return Err(format!("usage: fault {USAGE}")),
         })
@@ -178,6 +183,7 @@ impl Fault {
             Self::Fail(opcode, status) => device.faults.failing.push((opcode, status)),
             Self::Wqe(qpn, failure) => device.faults.wqes.push((qpn, failure)),
             Self::Pages(pages) => event::page_request(device, pages),
+            Self::UarReuse(order) => device.uars.set_reuse(order),
             Self::Clear => device.faults = Faults::default(),
             Self::HealthFrozen(_) | Self::Syndrome(_) => {}
         }
@@ -250,6 +256,10 @@ mod tests {
         assert_eq!(
             parse("wqe 0x41 0x13 0x88"),
             Ok(Fault::Wqe(0x41, Failure::new(0x13, 0x88)))
+        );
+        assert_eq!(
+            parse("uars oldest-first"),
+            Ok(Fault::UarReuse(Reuse::OldestFirst))
         );
         assert_eq!(parse("pages -5"), Ok(Fault::Pages(-5)));
         for bad in [

@@ -45,11 +45,11 @@ fn content(line: &str) -> &str {
             .split_once(' ')
             .map_or("", |(_, bytes)| bytes);
     }
-    // The kernel and xxd: "…00000000: 00 11 22 …  text".
-    if let Some((before, after)) = line.split_once(": ") {
-        let offset = before.rsplit(' ').next().unwrap_or(before);
+    // The kernel ("[ 1.5] cqe_dump: 00000000: 00 11 …") and xxd ("00000000: 0011 …  text").
+    for (at, _) in line.match_indices(": ") {
+        let offset = line[..at].rsplit(' ').next().unwrap_or_default();
         if is_offset(offset) {
-            let after = after.trim_start();
+            let after = line[at + 2..].trim_start();
             return after.split_once("  ").map_or(after, |(bytes, _)| bytes);
         }
     }
@@ -70,6 +70,7 @@ mod tests {
             "0011 feff",
             "00000000: 00 11 fe ff",
             "[   12.345678] 00000000: 00 11 fe ff",
+            "[   12.345678] cqe_dump: 00000000: 00 11 fe ff",
             "00000000: 0011 feff                                ....",
             "00000000  00 11 fe ff                                       |....|\n",
             "0011fe\nff\n",
