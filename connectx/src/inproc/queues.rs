@@ -133,11 +133,8 @@ impl Nic {
             block: memory.as_ptr(),
             uar: None,
         };
-        // SAFETY: the memory is kept until the UAR page is freed or the fabric dropped; no page is if this fails.
-        let mut qp = unsafe { self.open_qp_at(pd, spec, &place) }?;
-        self.keep(qp.uar, &memory);
-        qp.memory = Some(memory);
-        Ok(qp)
+        // SAFETY: the memory is kept until the UAR page in it is freed or the fabric dropped.
+        unsafe { self.open(pd, spec, &place, Some(memory)) }
     }
 
     /// As [`Nic::open_qp`], in memory of the caller: a memfd's, or what was given to `cudaHostRegister`.
@@ -147,6 +144,19 @@ impl Nic {
     /// else of the block is registered is checked at each access.
     pub unsafe fn open_qp_at(&self, pd: u32, spec: &QpSpec, place: &Place) -> Result<Qp, Error> {
         spec.check()?;
+        // SAFETY: as required of the caller.
+        unsafe { self.open(pd, spec, place, None) }
+    }
+
+    /// # Safety
+    /// As [`Nic::open_qp_at`], unless the place is `memory`.
+    unsafe fn open(
+        &self,
+        pd: u32,
+        spec: &QpSpec,
+        place: &Place,
+        memory: Option<Arc<Memory>>,
+    ) -> Result<Qp, Error> {
         if place.block.is_null() || place.block.addr() % PAGE != 0 {
             return Err(Error::Argument("a block is aligned to 4096 bytes"));
         }
@@ -165,6 +175,9 @@ impl Nic {
         }
         // SAFETY: as required of the caller.
         let uar = unsafe { self.alloc_uar(page) }?;
+        if let Some(memory) = &memory {
+            self.keep(uar, memory);
+        }
         let cq = |ring, record, depth: u32, collapsed| CqSpec {
             uar,
             ring: at(ring),
@@ -209,7 +222,7 @@ impl Nic {
             recv_cq_record: at(layout.records + 128),
             doorbell: page as u64 + uar::SQ,
             arm: page as u64 + uar::CQ,
-            memory: None,
+            memory,
         })
     }
 
@@ -252,9 +265,13 @@ impl<'a> Made<'a> {
 
 impl Drop for Made<'_> {
     fn drop(&mut self) {
-        let cqs = self.cqs.drain(..).map(|cqn| self.nic.destroy_cq(cqn));
-        let uar = self.uar.take().map(|uar| self.nic.dealloc_uar(uar));
-        for error in cqs.chain(uar).filter_map(Result::err) {
+        let mut results = Vec::new();
+        // In this order: a CQ refers to its UAR page.
+        for cqn in self.cqs.drain(..) {
+            results.push(self.nic.destroy_cq(cqn));
+        }
+        results.extend(self.uar.take().map(|uar| self.nic.dealloc_uar(uar)));
+        for error in results.into_iter().filter_map(Result::err) {
             tracing::warn!("{}: {error}", self.nic.name());
         }
     }
