@@ -22,32 +22,40 @@ pub struct Verbs {
 impl Verbs {
     /// Opens the verbs device of a NIC.
     pub fn open(nic: Bdf) -> Self {
-        let name = fs::read_dir(nic.sysfs().join("infiniband"))
-            .ok()
-            .and_then(|mut entries| entries.next()?.ok())
-            .unwrap_or_else(|| panic!("{nic} has no RDMA device"))
-            .file_name();
+        Self::try_open(nic)
+            .unwrap_or_else(|| panic!("{nic} has no RDMA device that opens with DevX"))
+    }
+
+    /// The same, `None` while the NIC has no RDMA device.
+    pub fn try_open(nic: Bdf) -> Option<Self> {
+        let mut entries = fs::read_dir(nic.sysfs().join("infiniband")).ok()?;
+        let name = entries.next()?.ok()?.file_name();
         let mut count = 0;
         // SAFETY: the list is freed below; the device is opened before that.
         unsafe {
             let list = sys::ibv_get_device_list(&mut count);
-            assert!(!list.is_null(), "ibv_get_device_list");
+            if list.is_null() {
+                return None;
+            }
             let device = (0..count as usize)
                 .map(|index| *list.add(index))
                 .find(|&device| {
                     CStr::from_ptr(sys::ibv_get_device_name(device)).to_bytes()
                         == name.as_encoded_bytes()
-                })
-                .expect("libibverbs knows the device");
+                });
             let mut attributes = sys::mlx5dv_context_attr {
                 flags: sys::mlx5dv_context_attr_flags::MLX5DV_CONTEXT_FLAGS_DEVX,
                 comp_mask: 0,
             };
-            let context = sys::mlx5dv_open_device(device, &mut attributes);
+            let context = device
+                .and_then(|device| NonNull::new(sys::mlx5dv_open_device(device, &mut attributes)));
             sys::ibv_free_device_list(list);
-            let context = NonNull::new(context).expect("open the device with DevX");
-            let pd = NonNull::new(sys::ibv_alloc_pd(context.as_ptr())).expect("allocate a PD");
-            Self { context, pd }
+            let context = context?;
+            let Some(pd) = NonNull::new(sys::ibv_alloc_pd(context.as_ptr())) else {
+                sys::ibv_close_device(context.as_ptr());
+                return None;
+            };
+            Some(Self { context, pd })
         }
     }
 
