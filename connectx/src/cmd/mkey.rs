@@ -69,10 +69,13 @@ fn translation(
 
 /// Entries that a free key has room for, in octowords.
 fn room(context: &[u8]) -> Result<usize, Reject> {
+    /// The capability `log_max_klm_list_size`.
+    const MOST: u64 = 1 << 16;
     let octowords = mkc::translations_octword_size.get(context);
-    if octowords > MAX_OCTOWORDS {
+    if octowords > MOST {
         let field = "translations_octword_size";
-        return Err(Reject::param(field, octowords, "at most 2^23"));
+        let rule = "at most 2^log_max_klm_list_size";
+        return Err(Reject::param(field, octowords, rule));
     }
     Ok(octowords as usize)
 }

@@ -114,6 +114,10 @@ pub(super) fn dealloc_xrcd(device: &mut Device, request: &Request<'_>) -> Result
 pub(super) fn create_umem(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {
     let context = create_umem_in::umem.tail(request.input);
     let log_size = umem::log_page_size.get32(context) + 12;
+    if log_size > 31 {
+        let rule = "a page is at most 2 GiB";
+        return Err(Reject::param("log_page_size", log_size, rule));
+    }
     let count = umem::num_of_mtt.get(context);
     let page_offset = umem::page_offset.get(context);
     if count == 0 || count > MAX_UMEM_PAGES {

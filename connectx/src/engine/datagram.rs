@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Datagrams that arrive.
 
+use super::completing;
 use super::completion::{Completion, Failure, Source, vendor};
 use super::memory::Accessor;
 use super::receive_queue::{deliver, fail_receive, scatter, take_receive};
-use super::requester;
 use crate::ifc::event::kind;
 use crate::ifc::wqe::{cqe_opcode, syndrome};
 use crate::objects::device::Device;
@@ -37,7 +37,7 @@ pub(super) fn receive(device: &mut Device, qp: &mut Qp, packet: &Packet) {
             device.counters.packets_dropped += 1;
             return;
         }
-        Err(()) => return requester::enter_error(device, qp, None),
+        Err(()) => return completing::enter_error(device, qp, None),
     };
     let who = Accessor {
         pd: receive.pd,
@@ -69,7 +69,7 @@ pub(super) fn receive(device: &mut Device, qp: &mut Qp, packet: &Packet) {
             Failure::new(syndrome::LOCAL_LENGTH, vendor::RECEIVE_LENGTH)
         };
         fail_receive(device, qp, &receive, failure);
-        return requester::enter_error(device, qp, None);
+        return completing::enter_error(device, qp, None);
     }
     let (opcode, immediate) = match rider {
         Rider::Immediate(immediate) => (cqe_opcode::RESP_SEND_IMM, *immediate),
@@ -87,6 +87,6 @@ pub(super) fn receive(device: &mut Device, qp: &mut Qp, packet: &Packet) {
         pkey_index: 0,
     });
     if !deliver(device, qp, &receive, entry) {
-        requester::enter_error(device, qp, Some(kind::WQ_CATAS_ERROR));
+        completing::enter_error(device, qp, Some(kind::WQ_CATAS_ERROR));
     }
 }

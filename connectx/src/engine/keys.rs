@@ -111,7 +111,7 @@ fn update(
         return Err(failure);
     };
     let offset = if umr_ctrl::translation_offset_en.is_set(&request.control) {
-        umr_ctrl::xlt_offset_47_16.get(&request.control) << 16
+        (umr_ctrl::xlt_offset_47_16.get(&request.control) << 16)
             | umr_ctrl::xlt_offset.get(&request.control)
     } else {
         0

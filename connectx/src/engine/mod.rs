@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What runs by itself: a doorbell leads to a WQE, that to memory and packets, these to CQEs, EQEs and interrupts.
 
+mod answers;
 mod atomic;
+mod completing;
 pub mod completion;
 mod datagram;
 pub mod doorbell;
@@ -15,4 +17,4 @@ pub mod responder;
 pub mod timer;
 pub mod wqe;
 
-pub use requester::to_error;
+pub use completing::to_error;

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use super::requester::{self, Budget};
 use super::responder;
+use super::{answers, completing};
 use crate::objects::device::Device;
 use crate::objects::qp::{Qp, Service, State};
 use crate::wire::packet::{Kind, Packet, Transport};
@@ -75,7 +76,7 @@ pub fn packet(device: &mut Device, packet: &Packet, now: Instant) {
             device.counters.packets_received += 1;
             match packet.kind {
                 Kind::ReadResponse { .. } | Kind::AtomicResponse { .. } | Kind::Acknowledge(_) => {
-                    requester::answer(device, &mut qp, packet, now);
+                    answers::answer(device, &mut qp, packet, now);
                 }
                 _ => responder::request(device, &mut qp, packet),
             }
@@ -95,7 +96,7 @@ pub fn run(device: &mut Device, qpn: u32, budget: &mut Budget, now: Instant) -> 
     qp.scheduled = false;
     let more = responder::run(device, &mut qp, budget);
     if qp.state == State::Error {
-        requester::flush_send(device, &mut qp);
+        completing::flush_send(device, &mut qp);
     }
     let more = requester::run(device, &mut qp, budget, now) || more;
     device.qps.put_back(qpn, qp);
@@ -107,7 +108,7 @@ pub fn timer(device: &mut Device, qpn: u32, now: Instant) {
     let Some(mut qp) = device.qps.borrow_out(qpn) else {
         return;
     };
-    requester::timer(device, &mut qp, now);
+    answers::timer(device, &mut qp, now);
     device.qps.put_back(qpn, qp);
     device.schedule(qpn);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The sending half of a queue pair: from the doorbell to packets, and from answers to completions.
+//! The sending half of a queue pair: from the doorbell to packets.
 //!
 //! WQEs are fetched in order into `flights`. A cursor walks over their packets; what an acknowledgement has not covered is
 //! sent again when the cursor is moved back. A WQE completes when it is at the head and all its packets are answered.
@@ -7,17 +7,18 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use super::completion::{self, Completion, Failure, error_opcode, vendor};
+use super::answers::expect_answer;
+use super::completing::{complete, fatal};
+use super::completion::{Failure, vendor};
 use super::memory::{self, Accessor, Denied, Purpose};
-use super::timer::{ack_timeout, rnr_delay};
 use super::wqe::{self, Fetched, Operation, Wqe};
-use super::{event, keys, receive_queue, responder};
+use super::{keys, responder};
 use crate::ifc::event::kind;
-use crate::ifc::wqe::{cqe_opcode, dbr, syndrome};
+use crate::ifc::wqe::{dbr, syndrome};
 use crate::objects::device::Device;
-use crate::objects::qp::{Decoded, Qp, ReceiveFrom, Service, State};
+use crate::objects::qp::{Decoded, Qp, Service, State};
 use crate::wire::packet::{
-    Deth, Grh, Kind, Nak, Packet, Position, Reth, Rider, Transport, Verdict, psn,
+    Deth, Grh, Kind, Packet, Position, Reth, Rider, Transport, Verdict, psn,
 };
 
 /// WQEs in flight.
@@ -26,27 +27,25 @@ const MAX_FLIGHTS: usize = 64;
 const MAX_UNANSWERED: u32 = 128;
 /// In a long message an answer is asked for this often.
 const ACK_EVERY: u32 = 32;
-/// `rnr_retry` that means forever.
-const FOREVER: u8 = 7;
 
 /// A WQE between its fetch and its completion.
 #[derive(Debug)]
-struct Flight {
-    wqe: Wqe,
-    first_psn: u32,
+pub(super) struct Flight {
+    pub(super) wqe: Wqe,
+    pub(super) first_psn: u32,
     /// Sequence numbers that it takes: request packets, or response packets of a READ.
-    packets: u32,
+    pub(super) packets: u32,
     /// Response packets that have come.
-    received: u32,
+    pub(super) received: u32,
     /// A local operation has been done: it is not repeated when packets are.
-    executed: bool,
+    pub(super) executed: bool,
     /// Why it fails once it is at the head.
-    failure: Option<Failure>,
+    pub(super) failure: Option<Failure>,
 }
 
 impl Flight {
     /// Whether it needs response packets and not just an acknowledgement.
-    fn awaits_data(&self) -> bool {
+    pub(super) fn awaits_data(&self) -> bool {
         matches!(
             self.wqe.operation,
             Operation::Read { .. } | Operation::Atomic { .. }
@@ -54,7 +53,7 @@ impl Flight {
     }
 
     /// Whether everything up to, but not including, `unacked` completes it.
-    fn is_done(&self, unacked: u32) -> bool {
+    pub(super) fn is_done(&self, unacked: u32) -> bool {
         if self.awaits_data() {
             return self.received == self.packets;
         }
@@ -72,19 +71,19 @@ pub struct Requester {
     /// Sequence number of the next new packet.
     pub next_psn: u32,
     /// Oldest sequence number without an answer.
-    unacked: u32,
-    flights: VecDeque<Flight>,
+    pub(super) unacked: u32,
+    pub(super) flights: VecDeque<Flight>,
     /// Flight being sent, and how many of its packets have been.
-    cursor: usize,
-    sent: u32,
-    retries_left: u8,
-    rnr_retries_left: u8,
+    pub(super) cursor: usize,
+    pub(super) sent: u32,
+    pub(super) retries_left: u8,
+    pub(super) rnr_retries_left: u8,
     /// Until when an answer must come.
-    deadline: Option<Instant>,
+    pub(super) deadline: Option<Instant>,
     /// Until when the receiver is not ready.
-    pause_until: Option<Instant>,
+    pub(super) pause_until: Option<Instant>,
     /// Earliest look by the timer that has been asked for.
-    timer_at: Option<Instant>,
+    pub(super) timer_at: Option<Instant>,
 }
 
 impl Requester {
@@ -127,7 +126,7 @@ impl Requester {
     }
 
     /// Moves the cursor back to the oldest packet without an answer.
-    fn rewind(&mut self) {
+    pub(super) fn rewind(&mut self) {
         self.cursor = 0;
         self.sent = 0;
         for (i, flight) in self.flights.iter().enumerate() {
@@ -258,12 +257,6 @@ fn read_producer(device: &mut Device, qpn: u32) -> bool {
     true
 }
 
-/// Puts a queue pair in error because of something that no WQE can report.
-pub fn fatal(device: &mut Device, qpn: u32, event_type: u8) {
-    to_error(device, qpn);
-    event::queue_pair(device, event_type, qpn);
-}
-
 /// Runs the sending half for a while. Returns whether there is more to do at once.
 pub fn run(device: &mut Device, qp: &mut Qp, budget: &mut Budget, now: Instant) -> bool {
     if qp.state != State::ReadyToSend {
@@ -366,7 +359,7 @@ fn take_next(device: &mut Device, qp: &mut Qp) -> bool {
 }
 
 /// Stands for a WQE that could not be read.
-fn placeholder(index: u16, blocks: u16, opcode: u8) -> Wqe {
+pub(super) fn placeholder(index: u16, blocks: u16, opcode: u8) -> Wqe {
     Wqe {
         index,
         blocks,
@@ -696,334 +689,4 @@ fn address(device: &Device, qp: &Qp, wqe: &Wqe) -> Packet {
         });
     }
     packet
-}
-
-/// Starts the clock for an answer, if it is not running.
-fn expect_answer(device: &mut Device, qp: &mut Qp, now: Instant) {
-    if qp.requester.deadline.is_none() {
-        if let Some(timeout) = ack_timeout(qp.decoded.ack_timeout) {
-            let deadline = now + timeout;
-            qp.requester.deadline = Some(deadline);
-            look_at(device, qp, deadline);
-        }
-    }
-}
-
-/// Asks the timer for a look at a time, unless it looks earlier anyway.
-fn look_at(device: &mut Device, qp: &mut Qp, when: Instant) {
-    if qp.requester.timer_at.is_none_or(|at| at > when) {
-        qp.requester.timer_at = Some(when);
-        device.timers.add(when, qp.number);
-    }
-}
-
-/// The timer looks at a queue pair.
-pub fn timer(device: &mut Device, qp: &mut Qp, now: Instant) {
-    qp.requester.timer_at = None;
-    if qp.state == State::Error {
-        receive_queue::poll_in_error(device, qp, now);
-        return;
-    }
-    if let Some(until) = qp.requester.pause_until {
-        if until <= now {
-            qp.requester.pause_until = None;
-            qp.requester.rewind();
-        }
-    }
-    if qp
-        .requester
-        .deadline
-        .is_some_and(|deadline| deadline <= now)
-    {
-        qp.requester.deadline = None;
-        retry(device, qp);
-    }
-    let next = [qp.requester.pause_until, qp.requester.deadline]
-        .into_iter()
-        .flatten()
-        .min();
-    if let Some(next) = next {
-        look_at(device, qp, next);
-    }
-}
-
-/// Sends again from the oldest packet without an answer, or gives up.
-fn retry(device: &mut Device, qp: &mut Qp) {
-    if qp.requester.flights.is_empty() || qp.state != State::ReadyToSend {
-        return;
-    }
-    if qp.requester.retries_left == 0 {
-        let failure = Failure::new(syndrome::TRANSPORT_RETRY_EXC, vendor::RETRY);
-        return fail_oldest(device, qp, failure);
-    }
-    qp.requester.retries_left -= 1;
-    device.counters.retransmissions += 1;
-    qp.requester.rewind();
-}
-
-/// The WQE with the oldest packet without an answer fails.
-fn fail_oldest(device: &mut Device, qp: &mut Qp, failure: Failure) {
-    qp.requester.rewind();
-    let cursor = qp.requester.cursor;
-    if let Some(flight) = qp.requester.flights.get_mut(cursor) {
-        flight.failure = Some(failure);
-    }
-    complete(device, qp);
-}
-
-/// An answer has come.
-pub fn answer(device: &mut Device, qp: &mut Qp, packet: &Packet, now: Instant) {
-    let requester = &mut qp.requester;
-    // Only what is in flight can be answered.
-    let ahead = psn::distance(packet.psn, requester.unacked);
-    let behind_next = psn::distance(packet.psn, requester.next_psn) < 0;
-    match packet.kind {
-        Kind::Acknowledge(Verdict::Ack) if ahead >= 0 && behind_next => {
-            acknowledge(qp, psn::add(packet.psn, 1))
-        }
-        Kind::Acknowledge(Verdict::ReceiverNotReady(code)) if ahead >= 0 && behind_next => {
-            acknowledge(qp, packet.psn);
-            receiver_not_ready(device, qp, code, now);
-        }
-        Kind::Acknowledge(Verdict::Nak(nak)) if ahead >= 0 && behind_next => {
-            acknowledge(qp, packet.psn);
-            refused(device, qp, nak);
-        }
-        Kind::ReadResponse { position } => read_response(device, qp, packet, position),
-        Kind::AtomicResponse { original } => atomic_response(device, qp, packet.psn, original),
-        _ => {}
-    }
-    complete(device, qp);
-    let requester = &mut qp.requester;
-    requester.deadline = None;
-    let outstanding = requester.cursor > 0 || requester.sent > 0;
-    if qp.state == State::ReadyToSend && outstanding && requester.pause_until.is_none() {
-        expect_answer(device, qp, now);
-    }
-}
-
-/// Everything before `unacked` has reached the other side.
-fn acknowledge(qp: &mut Qp, unacked: u32) {
-    let requester = &mut qp.requester;
-    // An acknowledgement cannot stand for the data of a READ before it.
-    let mut limit = unacked;
-    for flight in requester
-        .flights
-        .iter()
-        .filter(|f| f.awaits_data() && f.received < f.packets)
-    {
-        let missing = psn::add(flight.first_psn, flight.received);
-        if psn::distance(limit, missing) > 0 {
-            limit = missing;
-            break;
-        }
-    }
-    if psn::distance(limit, requester.unacked) > 0 {
-        requester.unacked = limit;
-        requester.retries_left = qp.decoded.retry_count;
-        requester.rnr_retries_left = qp.decoded.rnr_retry;
-    }
-}
-
-fn receiver_not_ready(device: &mut Device, qp: &mut Qp, code: u8, now: Instant) {
-    device.counters.rnr_naks += 1;
-    if qp.decoded.rnr_retry != FOREVER {
-        if qp.requester.rnr_retries_left == 0 {
-            return fail_oldest(
-                device,
-                qp,
-                Failure::new(syndrome::RNR_RETRY_EXC, vendor::RNR_RETRY),
-            );
-        }
-        qp.requester.rnr_retries_left -= 1;
-    }
-    let until = now + rnr_delay(code);
-    qp.requester.pause_until = Some(until);
-    look_at(device, qp, until);
-}
-
-fn refused(device: &mut Device, qp: &mut Qp, nak: Nak) {
-    let failure = match nak {
-        Nak::Sequence => return retry(device, qp),
-        Nak::InvalidRequest => Failure::new(syndrome::REMOTE_INVAL_REQ, vendor::REMOTE_INVALID),
-        Nak::RemoteAccess => Failure::new(syndrome::REMOTE_ACCESS, vendor::REMOTE_ACCESS),
-        Nak::RemoteOperation => Failure::new(syndrome::REMOTE_OP, vendor::REMOTE_OPERATION),
-    };
-    fail_oldest(device, qp, failure);
-}
-
-/// The flight whose next response packet has a sequence number.
-fn awaiting(qp: &Qp, psn_: u32) -> Option<usize> {
-    qp.requester.flights.iter().position(|f| {
-        f.awaits_data() && f.received < f.packets && psn::add(f.first_psn, f.received) == psn_
-    })
-}
-
-fn read_response(device: &mut Device, qp: &mut Qp, packet: &Packet, position: Position) {
-    let Some(index) = awaiting(qp, packet.psn) else {
-        return;
-    };
-    // A response also says that everything before it has arrived.
-    acknowledge(qp, packet.psn);
-    let Some(flight) = qp.requester.flights.get(index) else {
-        return;
-    };
-    let offset = flight.received as usize * qp.decoded.mtu;
-    let expected = (flight.wqe.len as usize)
-        .saturating_sub(offset)
-        .min(qp.decoded.mtu);
-    let ends = flight.received + 1 == flight.packets;
-    let result = if packet.payload.len() != expected || position.last != ends {
-        Err(Failure::new(syndrome::BAD_RESP, vendor::REMOTE_INVALID))
-    } else {
-        scatter(device, qp, &flight.wqe, offset, &packet.payload).map_err(local_failure)
-    };
-    let Some(flight) = qp.requester.flights.get_mut(index) else {
-        return;
-    };
-    match result {
-        Ok(()) => {
-            flight.received += 1;
-            acknowledge(qp, psn::add(packet.psn, 1));
-        }
-        Err(failure) => flight.failure = Some(failure),
-    }
-}
-
-fn atomic_response(device: &mut Device, qp: &mut Qp, psn_: u32, original: u64) {
-    let Some(index) = awaiting(qp, psn_) else {
-        return;
-    };
-    acknowledge(qp, psn_);
-    let Some(flight) = qp.requester.flights.get(index) else {
-        return;
-    };
-    let bytes = if device.caps.atomic_host_order {
-        original.to_ne_bytes()
-    } else {
-        original.to_be_bytes()
-    };
-    let result = scatter(device, qp, &flight.wqe, 0, &bytes).map_err(local_failure);
-    let Some(flight) = qp.requester.flights.get_mut(index) else {
-        return;
-    };
-    match result {
-        Ok(()) => {
-            flight.received = 1;
-            acknowledge(qp, psn::add(psn_, 1));
-        }
-        Err(failure) => flight.failure = Some(failure),
-    }
-}
-
-/// Writes what a READ or atomic brought into the WQE's local memory.
-fn scatter(device: &Device, qp: &Qp, wqe: &Wqe, offset: usize, data: &[u8]) -> Result<(), Denied> {
-    receive_queue::scatter(device, accessor(qp), &wqe.gather, offset, data)
-}
-
-/// Completes WQEs at the head, in order. One that fails puts the queue pair in error.
-fn complete(device: &mut Device, qp: &mut Qp) {
-    while let Some(front) = qp.requester.flights.front() {
-        if let Some(failure) = front.failure {
-            let Some(flight) = qp.requester.flights.pop_front() else {
-                return;
-            };
-            report(device, qp, &flight.wqe, Some(failure));
-            return enter_error(device, qp, None);
-        }
-        if qp.requester.cursor == 0 || !front.is_done(qp.requester.unacked) {
-            return;
-        }
-        let Some(flight) = qp.requester.flights.pop_front() else {
-            return;
-        };
-        qp.requester.cursor -= 1;
-        if !report(device, qp, &flight.wqe, None) {
-            // Its completion queue is broken: nothing can be told any more.
-            return enter_error(device, qp, Some(kind::WQ_CATAS_ERROR));
-        }
-    }
-}
-
-/// Writes the completion of a send WQE, if it is to have one. `false` if its completion queue has failed.
-fn report(device: &mut Device, qp: &Qp, wqe: &Wqe, failure: Option<Failure>) -> bool {
-    if failure.is_none() && wqe.completion < 2 {
-        return true;
-    }
-    let opcode = if failure.is_some() {
-        error_opcode(true)
-    } else {
-        cqe_opcode::REQ
-    };
-    let mut entry = Completion::new(opcode, qp.number, qp.decoded.user_index, wqe.index);
-    entry.send_opcode = wqe.opcode;
-    entry.failure = failure;
-    entry.solicited = wqe.completion == 3;
-    if matches!(
-        wqe.operation,
-        Operation::Read { .. } | Operation::Atomic { .. }
-    ) {
-        entry.byte_count = wqe.len;
-    }
-    completion::post(device, qp.decoded.cqn_send, &entry)
-}
-
-/// Puts a queue pair in error, by command or because of itself.
-pub fn to_error(device: &mut Device, qpn: u32) {
-    let Some(mut qp) = device.qps.borrow_out(qpn) else {
-        return;
-    };
-    enter_error(device, &mut qp, None);
-    device.qps.put_back(qpn, qp);
-}
-
-/// Enters the error state: everything posted is flushed, and what will be posted too.
-pub fn enter_error(device: &mut Device, qp: &mut Qp, event_type: Option<u8>) {
-    let was = std::mem::replace(&mut qp.state, State::Error);
-    if was == State::Error || was == State::Reset {
-        return;
-    }
-    qp.requester.deadline = None;
-    qp.requester.pause_until = None;
-    flush_send(device, qp);
-    receive_queue::flush(device, qp);
-    if let Some(event_type) = event_type {
-        event::queue_pair(device, event_type, qp.number);
-    }
-    if matches!(qp.decoded.receive, ReceiveFrom::Shared(_)) && qp.service != Service::Xrc {
-        event::queue_pair(device, kind::SRQ_LAST_WQE, qp.number);
-    }
-    receive_queue::watch_in_error(device, qp, Instant::now());
-}
-
-/// Completes every posted send WQE with a flush.
-pub fn flush_send(device: &mut Device, qp: &mut Qp) {
-    let failure = Some(Failure::new(syndrome::WR_FLUSH, vendor::SEND_FLUSH));
-    while let Some(flight) = qp.requester.flights.pop_front() {
-        device.counters.flush_cqes += 1;
-        report(device, qp, &flight.wqe, failure);
-    }
-    qp.requester.cursor = 0;
-    qp.requester.sent = 0;
-    if let (Some(_), Ok(word)) = (
-        qp.queues.log_send,
-        device.host.read_be32(qp.decoded.dbr + dbr::SEND),
-    ) {
-        qp.requester.producer = word as u16;
-    }
-    let most = qp.queues.log_send.map_or(0, |log| 1u32 << log);
-    for _ in 0..most {
-        let available = qp.requester.producer.wrapping_sub(qp.requester.fetched);
-        if available == 0 || u32::from(available) > most {
-            return;
-        }
-        let wqe = match wqe::fetch(&device.host, qp, qp.requester.fetched, available) {
-            Fetched::Wqe(wqe) => wqe,
-            Fetched::Malformed(wrong) => placeholder(wrong.index, wrong.blocks, wrong.opcode),
-            Fetched::Unreachable => return,
-        };
-        qp.requester.fetched = qp.requester.fetched.wrapping_add(wqe.blocks);
-        device.counters.flush_cqes += 1;
-        report(device, qp, &wqe, failure);
-    }
 }

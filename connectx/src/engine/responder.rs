@@ -7,8 +7,8 @@ use std::time::Instant;
 use super::completion::{Completion, Failure, vendor};
 use super::memory::{self, Accessor, Denied, Purpose, Range};
 use super::receive_queue::{Receive, deliver, fail_receive, scatter, take_receive};
-use super::requester::{self, Budget, accessor};
-use super::{atomic, datagram, keys};
+use super::requester::{Budget, accessor};
+use super::{atomic, completing, datagram, keys};
 use crate::ifc::event::kind;
 use crate::ifc::wqe::{cqe_opcode, syndrome};
 use crate::objects::device::Device;
@@ -16,6 +16,9 @@ use crate::objects::qp::{Qp, Service};
 use crate::wire::packet::{
     Atomic, Kind, Nak, Packet, Position, Reth, Rider, Transport, Verdict, psn,
 };
+
+/// Answers that may wait.
+const MAX_JOBS: usize = 64;
 
 /// A message that has begun.
 #[derive(Debug)]
@@ -153,13 +156,17 @@ fn refuse(device: &mut Device, qp: &mut Qp, nak: Nak) {
         Nak::RemoteOperation | Nak::Sequence => None,
     };
     qp.responder.jobs.clear();
-    requester::enter_error(device, qp, event_type);
+    completing::enter_error(device, qp, event_type);
 }
 
 /// A packet that has been seen: acknowledged again; READs and atomics are answered again.
 fn duplicate(device: &mut Device, qp: &mut Qp, packet: &Packet) {
     match &packet.kind {
         Kind::ReadRequest(reth) => {
+            // A peer that asks again and again for what is on its way gets it once.
+            if qp.responder.jobs.len() >= MAX_JOBS {
+                return;
+            }
             let who = requester_of(device, qp, packet);
             qp.responder.jobs.push_back(Job::Read {
                 psn: packet.psn,

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What comes back to the sending half, or does not come in time.
+
+use std::time::Instant;
+
+use super::completing::complete;
+use super::completion::{Failure, vendor};
+use super::memory::Denied;
+use super::receive_queue;
+use super::requester::{accessor, local_failure};
+use super::timer::{ack_timeout, rnr_delay};
+use super::wqe::Wqe;
+use crate::ifc::wqe::syndrome;
+use crate::objects::device::Device;
+use crate::objects::qp::{Qp, State};
+use crate::wire::packet::{Kind, Nak, Packet, Position, Verdict, psn};
+
+/// `rnr_retry` that means forever.
+const FOREVER: u8 = 7;
+
+/// Starts the clock for an answer, if it is not running.
+pub(super) fn expect_answer(device: &mut Device, qp: &mut Qp, now: Instant) {
+    if qp.requester.deadline.is_none() {
+        if let Some(timeout) = ack_timeout(qp.decoded.ack_timeout) {
+            let deadline = now + timeout;
+            qp.requester.deadline = Some(deadline);
+            look_at(device, qp, deadline);
+        }
+    }
+}
+
+/// Asks the timer for a look at a time, unless it looks earlier anyway.
+fn look_at(device: &mut Device, qp: &mut Qp, when: Instant) {
+    if qp.requester.timer_at.is_none_or(|at| at > when) {
+        qp.requester.timer_at = Some(when);
+        device.timers.add(when, qp.number);
+    }
+}
+
+/// The timer looks at a queue pair.
+pub fn timer(device: &mut Device, qp: &mut Qp, now: Instant) {
+    qp.requester.timer_at = None;
+    if qp.state == State::Error {
+        receive_queue::poll_in_error(device, qp, now);
+        return;
+    }
+    if let Some(until) = qp.requester.pause_until {
+        if until <= now {
+            qp.requester.pause_until = None;
+            qp.requester.rewind();
+        }
+    }
+    if qp
+        .requester
+        .deadline
+        .is_some_and(|deadline| deadline <= now)
+    {
+        qp.requester.deadline = None;
+        retry(device, qp);
+    }
+    let next = [qp.requester.pause_until, qp.requester.deadline]
+        .into_iter()
+        .flatten()
+        .min();
+    if let Some(next) = next {
+        look_at(device, qp, next);
+    }
+}
+
+/// Sends again from the oldest packet without an answer, or gives up.
+fn retry(device: &mut Device, qp: &mut Qp) {
+    if qp.requester.flights.is_empty() || qp.state != State::ReadyToSend {
+        return;
+    }
+    if qp.requester.retries_left == 0 {
+        let failure = Failure::new(syndrome::TRANSPORT_RETRY_EXC, vendor::RETRY);
+        return fail_oldest(device, qp, failure);
+    }
+    qp.requester.retries_left -= 1;
+    device.counters.retransmissions += 1;
+    qp.requester.rewind();
+}
+
+/// The WQE with the oldest packet without an answer fails.
+fn fail_oldest(device: &mut Device, qp: &mut Qp, failure: Failure) {
+    qp.requester.rewind();
+    let cursor = qp.requester.cursor;
+    if let Some(flight) = qp.requester.flights.get_mut(cursor) {
+        flight.failure = Some(failure);
+    }
+    complete(device, qp);
+}
+
+/// An answer has come.
+pub fn answer(device: &mut Device, qp: &mut Qp, packet: &Packet, now: Instant) {
+    let requester = &mut qp.requester;
+    // Only what is in flight can be answered.
+    let ahead = psn::distance(packet.psn, requester.unacked);
+    let behind_next = psn::distance(packet.psn, requester.next_psn) < 0;
+    match packet.kind {
+        Kind::Acknowledge(Verdict::Ack) if ahead >= 0 && behind_next => {
+            acknowledge(qp, psn::add(packet.psn, 1))
+        }
+        Kind::Acknowledge(Verdict::ReceiverNotReady(code)) if ahead >= 0 && behind_next => {
+            acknowledge(qp, packet.psn);
+            receiver_not_ready(device, qp, code, now);
+        }
+        Kind::Acknowledge(Verdict::Nak(nak)) if ahead >= 0 && behind_next => {
+            acknowledge(qp, packet.psn);
+            refused(device, qp, nak);
+        }
+        Kind::ReadResponse { position } => read_response(device, qp, packet, position),
+        Kind::AtomicResponse { original } => atomic_response(device, qp, packet.psn, original),
+        _ => {}
+    }
+    complete(device, qp);
+    let requester = &mut qp.requester;
+    requester.deadline = None;
+    let outstanding = requester.cursor > 0 || requester.sent > 0;
+    if qp.state == State::ReadyToSend && outstanding && requester.pause_until.is_none() {
+        expect_answer(device, qp, now);
+    }
+}
+
+/// Everything before `unacked` has reached the other side.
+fn acknowledge(qp: &mut Qp, unacked: u32) {
+    let requester = &mut qp.requester;
+    // An acknowledgement cannot stand for the data of a READ before it.
+    let mut limit = unacked;
+    for flight in requester
+        .flights
+        .iter()
+        .filter(|f| f.awaits_data() && f.received < f.packets)
+    {
+        let missing = psn::add(flight.first_psn, flight.received);
+        if psn::distance(limit, missing) > 0 {
+            limit = missing;
+            break;
+        }
+    }
+    if psn::distance(limit, requester.unacked) > 0 {
+        requester.unacked = limit;
+        requester.retries_left = qp.decoded.retry_count;
+        requester.rnr_retries_left = qp.decoded.rnr_retry;
+    }
+}
+
+fn receiver_not_ready(device: &mut Device, qp: &mut Qp, code: u8, now: Instant) {
+    device.counters.rnr_naks += 1;
+    if qp.decoded.rnr_retry != FOREVER {
+        if qp.requester.rnr_retries_left == 0 {
+            return fail_oldest(
+                device,
+                qp,
+                Failure::new(syndrome::RNR_RETRY_EXC, vendor::RNR_RETRY),
+            );
+        }
+        qp.requester.rnr_retries_left -= 1;
+    }
+    let until = now + rnr_delay(code);
+    qp.requester.pause_until = Some(until);
+    look_at(device, qp, until);
+}
+
+fn refused(device: &mut Device, qp: &mut Qp, nak: Nak) {
+    let failure = match nak {
+        Nak::Sequence => return retry(device, qp),
+        Nak::InvalidRequest => Failure::new(syndrome::REMOTE_INVAL_REQ, vendor::REMOTE_INVALID),
+        Nak::RemoteAccess => Failure::new(syndrome::REMOTE_ACCESS, vendor::REMOTE_ACCESS),
+        Nak::RemoteOperation => Failure::new(syndrome::REMOTE_OP, vendor::REMOTE_OPERATION),
+    };
+    fail_oldest(device, qp, failure);
+}
+
+/// The flight whose next response packet has a sequence number.
+fn awaiting(qp: &Qp, psn_: u32) -> Option<usize> {
+    qp.requester.flights.iter().position(|f| {
+        f.awaits_data() && f.received < f.packets && psn::add(f.first_psn, f.received) == psn_
+    })
+}
+
+fn read_response(device: &mut Device, qp: &mut Qp, packet: &Packet, position: Position) {
+    let Some(index) = awaiting(qp, packet.psn) else {
+        return;
+    };
+    // A response also says that everything before it has arrived.
+    acknowledge(qp, packet.psn);
+    let Some(flight) = qp.requester.flights.get(index) else {
+        return;
+    };
+    let offset = flight.received as usize * qp.decoded.mtu;
+    let expected = (flight.wqe.len as usize)
+        .saturating_sub(offset)
+        .min(qp.decoded.mtu);
+    let ends = flight.received + 1 == flight.packets;
+    let result = if packet.payload.len() != expected || position.last != ends {
+        Err(Failure::new(syndrome::BAD_RESP, vendor::REMOTE_INVALID))
+    } else {
+        scatter(device, qp, &flight.wqe, offset, &packet.payload).map_err(local_failure)
+    };
+    let Some(flight) = qp.requester.flights.get_mut(index) else {
+        return;
+    };
+    match result {
+        Ok(()) => {
+            flight.received += 1;
+            acknowledge(qp, psn::add(packet.psn, 1));
+        }
+        Err(failure) => flight.failure = Some(failure),
+    }
+}
+
+fn atomic_response(device: &mut Device, qp: &mut Qp, psn_: u32, original: u64) {
+    let Some(index) = awaiting(qp, psn_) else {
+        return;
+    };
+    acknowledge(qp, psn_);
+    let Some(flight) = qp.requester.flights.get(index) else {
+        return;
+    };
+    let bytes = if device.caps.atomic_host_order {
+        original.to_ne_bytes()
+    } else {
+        original.to_be_bytes()
+    };
+    let result = scatter(device, qp, &flight.wqe, 0, &bytes).map_err(local_failure);
+    let Some(flight) = qp.requester.flights.get_mut(index) else {
+        return;
+    };
+    match result {
+        Ok(()) => {
+            flight.received = 1;
+            acknowledge(qp, psn::add(psn_, 1));
+        }
+        Err(failure) => flight.failure = Some(failure),
+    }
+}
+
+/// Writes what a READ or atomic brought into the WQE's local memory.
+fn scatter(device: &Device, qp: &Qp, wqe: &Wqe, offset: usize, data: &[u8]) -> Result<(), Denied> {
+    receive_queue::scatter(device, accessor(qp), &wqe.gather, offset, data)
+}
