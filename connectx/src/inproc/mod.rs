@@ -22,6 +22,7 @@
 //! # Ok::<(), connectx::inproc::Error>(())
 //! ```
 
+mod capi;
 mod events;
 mod memory;
 mod nic;

@@ -42,7 +42,7 @@ struct Layout {
 }
 
 impl QpSpec {
-    fn check(&self) -> Result<(), Error> {
+    pub(super) fn check(&self) -> Result<(), Error> {
         let good = |depth: u32| depth.is_power_of_two() && depth <= 1 << 15;
         if good(self.send_depth) && (self.recv_depth == 0 || good(self.recv_depth)) {
             return Ok(());
