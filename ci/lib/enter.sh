@@ -7,7 +7,9 @@
 # and cargo's registry at /cargo. ENTER is where.
 enter_setup() {
     local root=$IBGDA_CACHE/mnt
+    prune_checkouts
     mkdir -p "$IBGDA_CACHE/cargo" "$(checkout_dir target)" "$(checkout_dir kmod)"
+    printf '%s' "$IBGDA_SRC" >"$(checkout_dir target)/.checkout"
     mount --bind -- "$ROOTFS" "$root"
     mount -o remount,bind,ro -- "$root"
     mount -t proc proc "$root/proc"
@@ -28,6 +30,16 @@ enter_setup() {
 # What belongs to one checkout, so that two clones never mix.
 checkout_dir() {
     printf '%s/%s-%s' "$IBGDA_CACHE" "$1" "$(printf '%s' "$IBGDA_SRC" | hash_of -)"
+}
+
+# Removes what belongs to checkouts that are no more.
+prune_checkouts() {
+    local record
+    for record in "$IBGDA_CACHE"/target-*/.checkout; do
+        [[ -e $record && ! -d $(<"$record") ]] || continue
+        remove_tree "${record%/.checkout}"
+        remove_tree "$(dirname -- "${record/target-/kmod-}")"
+    done
 }
 
 # in_rootfs COMMAND [ARG…]: runs COMMAND in /src. Of the environment only what names proxies and cargo's settings passes.

@@ -1,42 +1,53 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # shellcheck shell=bash
 #
-# Builds ibgda.ko, outside the checkout. Needs enter_setup.
+# Builds ibgda.ko in a copy of its sources, so that the checkout stays clean. Needs enter_setup.
 
 # Builds the module if its sources have changed. KMOD is its path on the host.
 kmod_ensure() {
     local dir stamp key lock
-    dir=$(checkout_dir kmod)
-    stamp=$dir/.built-from
     overlay_ensure
-    key=$(cd "$IBGDA_SRC" && find Kbuild kmod uapi -type f -print0 | sort -z | xargs -0 sha256sum | hash_of -)-${PART##*-}
-    KMOD=$dir/ibgda.ko
-    exec {lock}>"$dir/.lock"
+    dir=$(checkout_dir kmod)
+    stamp=$dir/built-from
+    KMOD=$dir/build/ibgda.ko
+    exec {lock}>"$dir/lock"
     flock "$lock"
+    key=$(kmod_sources | xargs -0 sha256sum | hash_of "$IBGDA_SRC/ci/lib/kmod.sh" -)-${PART##*-}
     if [[ ! -f $KMOD || $(cat "$stamp" 2>/dev/null) != "$key" ]]; then
-        rm -f -- "$stamp"
+        rm -rf -- "$stamp" "$dir/build"
+        mkdir "$dir/build"
+        kmod_sources | xargs -0 cp --parents -t "$dir/build"
         quiet_step "ibgda.ko" kmod_make
         printf '%s\n' "$key" >"$stamp"
     fi
     exec {lock}>&-
 }
 
-# kmod_make [ARG…]: the kernel's build system, its output in /kmod-build.
-kmod_make() {
-    in_rootfs make -C "$OVERLAY" M=/src MO=/kmod-build "$@" modules
+# The names of the sources, ended by NUL, and not of what a build in the checkout may have left. Changes the directory.
+kmod_sources() {
+    cd -- "$IBGDA_SRC"
+    find Kbuild kmod uapi -name target -prune -o -type f ! -name '.*' ! -name '*.o' ! -name '*.ko' ! -name '*.mod' \
+        ! -name '*.mod.c' ! -name '*_abi.rs' -print0 | sort -z
 }
 
-# Formats and lints the Rust sources, changing nothing; any finding is a failure.
+# The kernel's build system over the copy, with every warning an error, modpost's too (W=e).
+kmod_make() {
+    in_rootfs make -C "$OVERLAY" M=/kmod-build/build W=e modules
+}
+
+# Format, and clippy's opinion, of all that the kernel builds.
 kmod_lint() {
-    local log
-    in_rootfs rustfmt --check --edition 2021 --config-path /src/kmod kmod/main.rs || die "ibgda.ko: rustfmt would change the sources"
-    in_rootfs mkdir -p /kmod-build/clippy
-    log=$(mktemp)
-    # Objects of its own: those of the module were compiled without clippy.
-    in_rootfs make -C "$OVERLAY" M=/src MO=/kmod-build/clippy CLIPPY=1 modules 2>&1 | tee "$log"
-    if grep -qE '^(warning|error|WARNING)' "$log"; then
-        rm -f -- "$log"
-        die "ibgda.ko: clippy or the compiler found the above"
-    fi
-    rm -f -- "$log"
+    step "rustfmt of kmod/" in_rootfs rustfmt --check --edition 2021 kmod/main.rs
+    step "clippy of kmod/" kmod_clippy
+}
+
+# In a further copy, since clippy takes the compiler's place.
+kmod_clippy() {
+    in_rootfs sh -euc '
+        dir=$(mktemp -d)
+        cd /kmod-build/build
+        cp -r --parents Kbuild kmod uapi "$dir"
+        find "$dir" -name "*.o" -delete
+        make -C "$1" M="$dir" W=e CLIPPY=1 modules
+    ' sh "$OVERLAY"
 }
