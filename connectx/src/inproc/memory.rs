@@ -323,7 +323,7 @@ mod tests {
     fn overlaps_and_empty_ranges_are_refused() {
         let memory = Memory::new(&Arc::default(), PAGE).unwrap();
         let r = registry(&memory, &[64..128]);
-        let mut add = |from: u64, len| {
+        let add = |from: u64, len| {
             // SAFETY: as in `registry`; nothing is accessed.
             unsafe { r.add(from, len) }
         };
