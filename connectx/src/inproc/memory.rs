@@ -278,11 +278,11 @@ mod tests {
     use super::*;
 
     /// A registry that holds parts of `memory`, whose own registration is elsewhere.
-    fn registry(memory: &Memory, parts: &[Bytes<u64>]) -> Registry {
+    fn registry(memory: &Memory, parts: &[(u64, u64)]) -> Registry {
         let registry = Registry::default();
-        for part in parts {
+        for &(start, end) in parts {
             // SAFETY: `memory` outlives every access of its test.
-            unsafe { registry.add(memory.addr() + part.start, part.end - part.start) }.unwrap();
+            unsafe { registry.add(memory.addr() + start, end - start) }.unwrap();
         }
         registry
     }
@@ -291,7 +291,7 @@ mod tests {
     fn nothing_but_registered_memory_is_reached() {
         let memory = Memory::new(&Arc::default(), 2 * PAGE).unwrap();
         let base = memory.addr();
-        let r = registry(&memory, &[64..128, 128..256, 512..520]);
+        let r = registry(&memory, &[(64, 128), (128, 256), (512, 520)]);
         assert_eq!(r.write(base + 64, &[7; 192]), Ok(()), "ranges that touch");
         let mut buf = [0; 193];
         let fault = |addr, len, write| DmaFault { addr, len, write };
@@ -322,7 +322,7 @@ mod tests {
     #[test]
     fn overlaps_and_empty_ranges_are_refused() {
         let memory = Memory::new(&Arc::default(), PAGE).unwrap();
-        let r = registry(&memory, &[64..128]);
+        let r = registry(&memory, &[(64, 128)]);
         let add = |from: u64, len| {
             // SAFETY: as in `registry`; nothing is accessed.
             unsafe { r.add(from, len) }
