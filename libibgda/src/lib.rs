@@ -26,6 +26,8 @@
 
 mod address;
 mod broker;
+#[allow(non_camel_case_types, missing_debug_implementations)]
+pub mod capi;
 mod context;
 mod cq;
 mod devx;

@@ -1,0 +1,631 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The C ABI, declared by `include/ibgda.h`, which cbindgen makes from this file.
+//!
+//! Every function returns 0, or an errno; then [`ibgda_last_error`] has the sentence. Objects are opaque, and may be
+//! destroyed in any order: each keeps what it needs. Unless a function says otherwise, an object may be used by several
+//! threads at once; destroying it must be the last use.
+
+use crate::{
+    Access, CompletionQueue, Context, Error, MemoryRegion, OpenOptions, QpAddress, QueuePair,
+    QueuePairOptions, Result, Rounding, address::ADDRESS_BYTES,
+};
+use ibgda_device::{
+    Status,
+    abi::{ibgda_cq, ibgda_qp, ibgda_region},
+};
+use std::{
+    cell::RefCell,
+    ffi::{CStr, CString, c_char, c_int, c_void},
+    ptr, slice,
+    sync::Arc,
+    time::Duration,
+};
+
+/// Peers may read the memory.
+pub const IBGDA_ACCESS_READ: u32 = 1;
+/// Peers may write it.
+pub const IBGDA_ACCESS_WRITE: u32 = 2;
+/// Peers may use atomics on it.
+pub const IBGDA_ACCESS_ATOMIC: u32 = 4;
+/// Register whole pages around a range that is not aligned, and keep its address and length.
+pub const IBGDA_MAP_ROUND: u32 = 256;
+/// Bytes of a QP's address.
+pub const IBGDA_ADDRESS_BYTES: usize = 64;
+
+const _: () = assert!(IBGDA_ADDRESS_BYTES == ADDRESS_BYTES);
+
+/// A NIC and a GPU that may drive it.
+pub struct ibgda_context(Context);
+/// Memory registered with a NIC.
+pub struct ibgda_mr(MemoryRegion);
+/// A completion queue, host side; kernels use its `struct ibgda_cq`.
+pub struct ibgda_host_cq(Arc<CompletionQueue>);
+/// A queue pair, host side; kernels use its `struct ibgda_qp`.
+pub struct ibgda_host_qp(QueuePair);
+
+/// What to open.
+#[repr(C)]
+pub struct ibgda_open_attr {
+    /// sizeof(struct ibgda_open_attr)
+    pub size: u32,
+    /// The NIC's port, from 1.
+    pub port: u32,
+    /// The NIC: "mlx5_0", or "0000:03:00.0".
+    pub nic: *const c_char,
+    /// The GPU: "0000:65:00.0".
+    pub gpu: *const c_char,
+}
+
+/// What a queue pair is to be like. Zero in a field with a default means the default.
+#[repr(C)]
+pub struct ibgda_qp_attr {
+    /// sizeof(struct ibgda_qp_attr)
+    pub size: u32,
+    /// Send slots, a power of two up to 32768; default 128.
+    pub send_depth: u32,
+    /// Receive slots, a power of two from 4 to 32768; 0 for no receive queue.
+    pub recv_depth: u32,
+    /// IBGDA_ACCESS_*: what peers may do through this QP.
+    pub access: u32,
+    /// How long a kernel's post may wait for room, ns; default 2 s.
+    pub post_timeout_ns: u64,
+}
+
+/// The broker's word on a NIC.
+#[repr(C)]
+pub struct ibgda_session_state {
+    /// IBGDA_STATE_* of the ioctl ABI: 1 ready, 2 lost, 3 recovered.
+    pub state: u32,
+    /// Generation the state is of.
+    pub generation: u32,
+    /// IBGDA_REASON_* of the last loss.
+    pub reason: u32,
+    /// 0.
+    pub reserved: u32,
+    /// When it last changed, on CLOCK_MONOTONIC.
+    pub changed_ns: u64,
+}
+
+thread_local! {
+    static LAST_ERROR: RefCell<CString> = RefCell::default();
+}
+
+fn finish(result: Result<()>) -> c_int {
+    let Err(error) = result else { return 0 };
+    // A message has no NUL, unless an argument had; then it ends there.
+    let text: Vec<u8> = error.to_string().bytes().take_while(|&b| b != 0).collect();
+    LAST_ERROR.with_borrow_mut(|last| *last = CString::new(text).unwrap_or_default());
+    error.errno()
+}
+
+fn null(call: &str, argument: &str) -> Error {
+    Error::argument(call, format!("{argument} is NULL"), "")
+}
+
+/// # Safety
+/// A pointer that is not null is one that this library gave out, or a C struct of that type, and alive.
+unsafe fn borrow<'a, T>(call: &str, argument: &str, pointer: *const T) -> Result<&'a T> {
+    // SAFETY: by this function's contract.
+    unsafe { pointer.as_ref() }.ok_or_else(|| null(call, argument))
+}
+
+/// # Safety
+/// A pointer that is not null may be written.
+unsafe fn put<T>(
+    call: &str,
+    argument: &str,
+    pointer: *mut T,
+    value: impl FnOnce() -> Result<T>,
+) -> Result<()> {
+    if pointer.is_null() {
+        return Err(null(call, argument));
+    }
+    let value = value()?;
+    // SAFETY: by this function's contract.
+    unsafe { pointer.write(value) };
+    Ok(())
+}
+
+/// # Safety
+/// As for [`CStr::from_ptr`], unless it is null.
+unsafe fn text<'a>(call: &str, argument: &str, pointer: *const c_char) -> Result<&'a str> {
+    if pointer.is_null() {
+        return Err(null(call, argument));
+    }
+    // SAFETY: by this function's contract.
+    let text = unsafe { CStr::from_ptr(pointer) };
+    text.to_str()
+        .map_err(|_| Error::argument(call, format!("{argument} is not UTF-8"), ""))
+}
+
+fn sized<T>(call: &str, size: u32) -> Result<()> {
+    if size as usize == size_of::<T>() {
+        return Ok(());
+    }
+    let why = format!(
+        "size is {size}, this library's struct has {} bytes",
+        size_of::<T>()
+    );
+    Err(Error::argument(
+        call,
+        why,
+        "set size to sizeof the struct, and use the header of this library's version",
+    ))
+}
+
+fn access(call: &str, bits: u32) -> Result<Access> {
+    Access::from_bits(bits).ok_or_else(|| {
+        Error::argument(
+            call,
+            format!("access {bits:#x} has bits that mean nothing"),
+            "use IBGDA_ACCESS_*",
+        )
+    })
+}
+
+/// # Safety
+/// The pointer is null, or came from `Box::into_raw` and is not used again.
+unsafe fn destroy<T>(call: &str, argument: &str, pointer: *mut T) -> c_int {
+    if pointer.is_null() {
+        return finish(Err(null(call, argument)));
+    }
+    // SAFETY: by this function's contract.
+    drop(unsafe { Box::from_raw(pointer) });
+    0
+}
+
+/// The sentence of the calling thread's last error: what failed, why, what to do. Valid until its next error.
+#[unsafe(no_mangle)]
+pub extern "C" fn ibgda_last_error() -> *const c_char {
+    LAST_ERROR.with_borrow(|last| last.as_ptr())
+}
+
+/// A device call's status in words, written into `buffer` and terminated, cut to `length`. EINVAL: no buffer.
+///
+/// # Safety
+/// `buffer` has `length` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibgda_status_text(
+    status: u32,
+    buffer: *mut c_char,
+    length: usize,
+) -> c_int {
+    const CALL: &str = "ibgda_status_text";
+    if buffer.is_null() || length == 0 {
+        return finish(Err(null(CALL, "buffer")));
+    }
+    let text = Status(status).to_string();
+    let bytes = text.len().min(length - 1);
+    // SAFETY: `bytes` + 1 is at most `length`.
+    unsafe {
+        ptr::copy_nonoverlapping(text.as_ptr().cast(), buffer, bytes);
+        *buffer.add(bytes) = 0;
+    }
+    0
+}
+
+/// Binds a NIC and a GPU at the broker and opens the NIC. Errors as IBGDA_IOC_BIND; ENETDOWN: port not active.
+///
+/// # Safety
+/// The arguments are null or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibgda_open(
+    attr: *const ibgda_open_attr,
+    context: *mut *mut ibgda_context,
+) -> c_int {
+    const CALL: &str = "ibgda_open";
+    let open = || {
+        // SAFETY: by this function's contract.
+        let attr = unsafe { borrow(CALL, "attr", attr) }?;
+        sized::<ibgda_open_attr>(CALL, attr.size)?;
+        // SAFETY: as above.
+        let (nic, gpu) = unsafe { (text(CALL, "nic", attr.nic)?, text(CALL, "gpu", attr.gpu)?) };
+        let gpu = gpu
+            .parse()
+            .map_err(|error: crate::ParseBdfError| Error::argument(CALL, error.to_string(), ""))?;
+        let port = u8::try_from(attr.port).map_err(|_| {
+            Error::argument(
+                CALL,
+                format!("there is no port {}", attr.port),
+                "ports count from 1",
+            )
+        })?;
+        let context = Context::open(&OpenOptions {
+            nic: nic.to_owned(),
+            gpu,
+            port,
+        })?;
+        Ok(Box::into_raw(Box::new(ibgda_context(context))))
+    };
+    // SAFETY: by this function's contract.
+    finish(unsafe { put(CALL, "context", context, open) })
+}
+
+/// Closes a context. What was made from it lives on until it is destroyed itself.
+///
+/// # Safety
+/// The context is null or of this library, and not used again.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibgda_close(context: *mut ibgda_context) -> c_int {
+    // SAFETY: by this function's contract.
+    unsafe { destroy("ibgda_close", "context", context) }
+}
+
+/// Joins the NIC again after it was lost, waiting for it for at most `patience_ms`. No other thread may use the context.
+/// EAGAIN, EHOSTDOWN: not back; EACCES: no longer allowed; EINVAL: not lost.
+///
+/// # Safety
+/// The context is null or of this library, and no other thread uses it meanwhile.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibgda_rebind(context: *mut ibgda_context, patience_ms: u64) -> c_int {
+    // SAFETY: by this function's contract.
+    let context = unsafe { context.as_mut() }.ok_or_else(|| null("ibgda_rebind", "context"));
+    finish(context.and_then(|context| context.0.rebind(Duration::from_millis(patience_ms))))
+}
+
+/// Reads the broker's status page.
+///
+/// # Safety
+/// The arguments are null or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibgda_get_state(
+    context: *const ibgda_context,
+    state: *mut ibgda_session_state,
+) -> c_int {
+    const CALL: &str = "ibgda_get_state";
+    let get = || {
+        // SAFETY: by this function's contract.
+        let state = unsafe { borrow(CALL, "context", context) }?.0.state();
+        Ok(ibgda_session_state {
+            state: state.state,
+            generation: state.generation,
+            reason: state.reason,
+            reserved: 0,
+            changed_ns: state.changed_ns,
+        })
+    };
+    // SAFETY: by this function's contract.
+    finish(unsafe { put(CALL, "state", state, get) })
+}
+
+/// Makes memory usable by the NIC. `access`: IBGDA_ACCESS_*, and IBGDA_MAP_ROUND. EINVAL: zero, or not 4 KiB-aligned (the
+/// error says how to round); EFAULT: not mapped; ENOMEM: RLIMIT_MEMLOCK.
+///
+/// # Safety
+/// The memory stays mapped until ibgda_unmap_device; the other arguments are null or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibgda_map_device(
+    context: *mut ibgda_context,
+    ptr: *mut c_void,
+    length: usize,
+    access: u32,
+    mr: *mut *mut ibgda_mr,
+) -> c_int {
+    const CALL: &str = "ibgda_map_device";
+    let map = || {
+        // SAFETY: by this function's contract.
+        let context = unsafe { borrow(CALL, "context", context) }?;
+        let rounding = if access & IBGDA_MAP_ROUND == 0 {
+            Rounding::Exact
+        } else {
+            Rounding::Outward
+        };
+        let access = self::access(CALL, access & !IBGDA_MAP_ROUND)?;
+        // SAFETY: by this function's contract.
+        let region = unsafe { context.0.map_device(ptr.cast(), length, access, rounding) }?;
+        Ok(Box::into_raw(Box::new(ibgda_mr(region))))
+    };
+    // SAFETY: by this function's contract.
+    finish(unsafe { put(CALL, "mr", mr, map) })
+}
+
+/// Takes the NIC's right to the memory back.
+///
+/// # Safety
+/// The region is null or of this library, and not used again.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibgda_unmap_device(mr: *mut ibgda_mr) -> c_int {
+    // SAFETY: by this function's contract.
+    unsafe { destroy("ibgda_unmap_device", "mr", mr) }
+}
+
+/// Address, length and keys, for kernels and peers.
+///
+/// # Safety
+/// The arguments are null or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibgda_mr_region(mr: *const ibgda_mr, region: *mut ibgda_region) -> c_int {
+    const CALL: &str = "ibgda_mr_region";
+    // SAFETY: by this function's contract.
+    finish(unsafe {
+        put(CALL, "region", region, || {
+            Ok(borrow(CALL, "mr", mr)?.0.region())
+        })
+    })
+}
+
+/// Creates a completion queue of `entries` entries, a power of two up to 32768. It serves one work queue.
+///
+/// # Safety
+/// The arguments are null or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibgda_create_cq(
+    context: *mut ibgda_context,
+    entries: u32,
+    cq: *mut *mut ibgda_host_cq,
+) -> c_int {
+    const CALL: &str = "ibgda_create_cq";
+    let create = || {
+        // SAFETY: by this function's contract.
+        let queue = unsafe { borrow(CALL, "context", context) }?
+            .0
+            .create_cq(entries)?;
+        Ok(Box::into_raw(Box::new(ibgda_host_cq(queue))))
+    };
+    // SAFETY: by this function's contract.
+    finish(unsafe { put(CALL, "cq", cq, create) })
+}
+
+/// Destroys a completion queue, or lets its QP be the last to hold it.
+///
+/// # Safety
+/// The queue is null or of this library, and not used again.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibgda_destroy_cq(cq: *mut ibgda_host_cq) -> c_int {
+    // SAFETY: by this function's contract.
+    unsafe { destroy("ibgda_destroy_cq", "cq", cq) }
+}
+
+/// What a kernel polls. Valid as long as the queue, or a QP that uses it.
+///
+/// # Safety
+/// The arguments are null or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibgda_cq_device_handle(
+    cq: *const ibgda_host_cq,
+    handle: *mut *mut ibgda_cq,
+) -> c_int {
+    const CALL: &str = "ibgda_cq_device_handle";
+    // SAFETY: by this function's contract.
+    finish(unsafe {
+        put(CALL, "handle", handle, || {
+            Ok(borrow(CALL, "cq", cq)?.0.device_handle())
+        })
+    })
+}
+
+/// Creates a queue pair with a doorbell page of its own. `recv_cq` is null exactly when attr's recv_depth is 0. EINVAL:
+/// depths, or a CQ that is too small; EBUSY: a CQ that serves another queue; also those of IBGDA_IOC_DOORBELL_IMPORT and
+/// IBGDA_IOC_QUEUE_ALLOC, and firmware's.
+///
+/// # Safety
+/// The arguments are null or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibgda_create_qp(
+    context: *mut ibgda_context,
+    attr: *const ibgda_qp_attr,
+    send_cq: *const ibgda_host_cq,
+    recv_cq: *const ibgda_host_cq,
+    qp: *mut *mut ibgda_host_qp,
+) -> c_int {
+    const CALL: &str = "ibgda_create_qp";
+    let create = || {
+        // SAFETY: by this function's contract.
+        let (context, attr, send_cq, recv_cq) = unsafe {
+            (
+                borrow(CALL, "context", context)?,
+                borrow(CALL, "attr", attr)?,
+                borrow(CALL, "send_cq", send_cq)?,
+                recv_cq.as_ref(),
+            )
+        };
+        sized::<ibgda_qp_attr>(CALL, attr.size)?;
+        let defaults = QueuePairOptions::default();
+        let options = QueuePairOptions {
+            send_depth: if attr.send_depth == 0 {
+                defaults.send_depth
+            } else {
+                attr.send_depth
+            },
+            recv_depth: attr.recv_depth,
+            access: access(CALL, attr.access)?,
+            post_timeout: match attr.post_timeout_ns {
+                0 => defaults.post_timeout,
+                ns => Duration::from_nanos(ns),
+            },
+            ..defaults
+        };
+        let pair = context
+            .0
+            .create_qp(&options, &send_cq.0, recv_cq.map(|cq| &cq.0))?;
+        Ok(Box::into_raw(Box::new(ibgda_host_qp(pair))))
+    };
+    // SAFETY: by this function's contract.
+    finish(unsafe { put(CALL, "qp", qp, create) })
+}
+
+/// Destroys a queue pair.
+///
+/// # Safety
+/// The QP is null or of this library, and not used again, by a kernel neither.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibgda_destroy_qp(qp: *mut ibgda_host_qp) -> c_int {
+    // SAFETY: by this function's contract.
+    unsafe { destroy("ibgda_destroy_qp", "qp", qp) }
+}
+
+/// What the peer needs to connect to this QP: IBGDA_ADDRESS_BYTES bytes, to carry by any means.
+///
+/// # Safety
+/// The QP is null or valid, the address null or of IBGDA_ADDRESS_BYTES bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibgda_qp_address(qp: *const ibgda_host_qp, address: *mut u8) -> c_int {
+    const CALL: &str = "ibgda_qp_address";
+    // SAFETY: by this function's contract.
+    finish(unsafe {
+        put(
+            CALL,
+            "address",
+            address.cast::<[u8; ADDRESS_BYTES]>(),
+            || Ok(borrow(CALL, "qp", qp)?.0.address().to_bytes()),
+        )
+    })
+}
+
+/// Joins a QP to the peer whose address this is. EINVAL: not an address, and why; EISCONN: connected before.
+///
+/// # Safety
+/// The QP is null or valid, the address null or of `length` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibgda_qp_connect(
+    qp: *mut ibgda_host_qp,
+    address: *const c_void,
+    length: usize,
+) -> c_int {
+    const CALL: &str = "ibgda_qp_connect";
+    let connect = || {
+        // SAFETY: by this function's contract.
+        let qp = unsafe { borrow(CALL, "qp", qp) }?;
+        if address.is_null() {
+            return Err(null(CALL, "address"));
+        }
+        // An address has 64 bytes: no more of a longer one needs to be readable.
+        // SAFETY: as above.
+        let bytes =
+            unsafe { slice::from_raw_parts(address.cast::<u8>(), length.min(ADDRESS_BYTES + 1)) };
+        qp.0.connect(&QpAddress::from_bytes(bytes)?)
+    };
+    finish(connect())
+}
+
+/// Stops a QP: requests under way and later ones are flushed, each with an error completion.
+///
+/// # Safety
+/// The QP is null or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibgda_qp_stop(qp: *mut ibgda_host_qp) -> c_int {
+    // SAFETY: by this function's contract.
+    finish(unsafe { borrow("ibgda_qp_stop", "qp", qp) }.and_then(|qp| qp.0.stop()))
+}
+
+/// What a kernel posts with. Valid as long as the QP; one thread at a time may use it.
+///
+/// # Safety
+/// The arguments are null or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibgda_qp_device_handle(
+    qp: *const ibgda_host_qp,
+    handle: *mut *mut ibgda_qp,
+) -> c_int {
+    const CALL: &str = "ibgda_qp_device_handle";
+    // SAFETY: by this function's contract.
+    finish(unsafe {
+        put(CALL, "handle", handle, || {
+            Ok(borrow(CALL, "qp", qp)?.0.device_handle())
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message() -> String {
+        // SAFETY: the message is this thread's own, and no other error happens before it is copied.
+        unsafe { CStr::from_ptr(ibgda_last_error()) }
+            .to_string_lossy()
+            .into_owned()
+    }
+
+    #[test]
+    fn null_is_refused_by_every_function_and_named() {
+        let (mut context, mut mr, mut cq, mut qp) = (
+            ptr::null_mut(),
+            ptr::null_mut(),
+            ptr::null_mut(),
+            ptr::null_mut(),
+        );
+        // SAFETY: every argument is null or valid.
+        let results = unsafe {
+            [
+                ("attr", ibgda_open(ptr::null(), &mut context)),
+                ("context", ibgda_open(ptr::null(), ptr::null_mut())),
+                ("context", ibgda_close(ptr::null_mut())),
+                ("context", ibgda_rebind(ptr::null_mut(), 0)),
+                (
+                    "context",
+                    ibgda_map_device(ptr::null_mut(), ptr::null_mut(), 4096, 0, &mut mr),
+                ),
+                ("mr", ibgda_unmap_device(ptr::null_mut())),
+                ("context", ibgda_create_cq(ptr::null_mut(), 16, &mut cq)),
+                ("cq", ibgda_destroy_cq(ptr::null_mut())),
+                (
+                    "context",
+                    ibgda_create_qp(
+                        ptr::null_mut(),
+                        ptr::null(),
+                        ptr::null(),
+                        ptr::null(),
+                        &mut qp,
+                    ),
+                ),
+                ("qp", ibgda_destroy_qp(ptr::null_mut())),
+                ("qp", ibgda_qp_connect(ptr::null_mut(), ptr::null(), 64)),
+                ("qp", ibgda_qp_stop(ptr::null_mut())),
+                ("address", ibgda_qp_address(ptr::null(), ptr::null_mut())),
+                (
+                    "handle",
+                    ibgda_qp_device_handle(ptr::null(), ptr::null_mut()),
+                ),
+                (
+                    "handle",
+                    ibgda_cq_device_handle(ptr::null(), ptr::null_mut()),
+                ),
+                ("region", ibgda_mr_region(ptr::null(), ptr::null_mut())),
+                ("state", ibgda_get_state(ptr::null(), ptr::null_mut())),
+            ]
+        };
+        for (argument, errno) in results {
+            assert_eq!(errno, libc::EINVAL, "{argument}");
+        }
+        assert!(context.is_null() && mr.is_null() && cq.is_null() && qp.is_null());
+        // SAFETY: as above.
+        unsafe { ibgda_qp_stop(ptr::null_mut()) };
+        assert_eq!(message(), "ibgda_qp_stop: qp is NULL");
+    }
+
+    #[test]
+    fn a_struct_of_another_size_is_refused() {
+        let attr = ibgda_open_attr {
+            size: 8,
+            port: 1,
+            nic: c"mlx5_0".as_ptr(),
+            gpu: c"0000:65:00.0".as_ptr(),
+        };
+        let mut context = ptr::null_mut();
+        // SAFETY: the arguments are valid.
+        assert_eq!(unsafe { ibgda_open(&attr, &mut context) }, libc::EINVAL);
+        assert!(message().contains("size is 8"), "{}", message());
+        let attr = ibgda_open_attr {
+            size: size_of::<ibgda_open_attr>() as u32,
+            gpu: c"gpu0".as_ptr(),
+            ..attr
+        };
+        // SAFETY: as above.
+        assert_eq!(unsafe { ibgda_open(&attr, &mut context) }, libc::EINVAL);
+        assert!(
+            message().contains("\"gpu0\" is not a PCI function"),
+            "{}",
+            message()
+        );
+    }
+
+    #[test]
+    fn status_text_is_cut_to_the_buffer() {
+        let mut buffer = [1 as c_char; 8];
+        // SAFETY: the buffer has 8 bytes.
+        assert_eq!(unsafe { ibgda_status_text(0, buffer.as_mut_ptr(), 8) }, 0);
+        // SAFETY: terminated by the call.
+        assert_eq!(unsafe { CStr::from_ptr(buffer.as_ptr()) }, c"success");
+    }
+}
