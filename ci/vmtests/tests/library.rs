@@ -8,13 +8,16 @@ use anyhow::{Context as _, Result, bail, ensure};
 use ibgda::{
     Access, Bdf, Context, MemoryRegion, OpenOptions, QpAddress, QueuePair, QueuePairOptions,
     Rounding, Source, Status,
-    abi::{IBGDA_CQE_REQ_ERR, IBGDA_NO_DOORBELL, IBGDA_UNSIGNALED, ibgda_qp},
+    abi::{IBGDA_CQE_REQ_ERR, IBGDA_NO_DOORBELL, IBGDA_UNSIGNALED, ibgda_qp, ibgda_region},
+    capi,
 };
 use ibgda_test_kernels::{Poller, Poster};
 use memmap2::{MmapOptions, MmapRaw};
 use std::{
     env,
+    ffi::{CStr, CString},
     process::Command,
+    ptr::{null, null_mut},
     thread,
     time::{Duration, Instant},
 };
@@ -816,6 +819,129 @@ fn nothing_is_left_of_a_process_that_ended() -> Result<()> {
             objects()?
         );
         thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}
+
+#[test]
+fn the_c_abi_moves_data_and_its_errors_have_words() -> Result<()> {
+    /// One side of a connection, made by C calls alone.
+    struct Side {
+        context: *mut capi::ibgda_context,
+        mr: *mut capi::ibgda_mr,
+        cq: *mut capi::ibgda_host_cq,
+        qp: *mut capi::ibgda_host_qp,
+    }
+    fn check(errno: i32) -> Result<()> {
+        // SAFETY: the message is this thread's and terminated.
+        let message = unsafe { CStr::from_ptr(capi::ibgda_last_error()) };
+        ensure!(errno == 0, "errno {errno}: {message:?}");
+        Ok(())
+    }
+    let machine = Machine::take();
+    let memory: [MmapRaw; 2] = [
+        MmapOptions::new().len(4096).map_anon()?.into(),
+        MmapOptions::new().len(4096).map_anon()?.into(),
+    ];
+    let gpu = CString::new(machine.gpu.to_string())?;
+    let side = |index: usize| -> Result<Side> {
+        let nic = CString::new(machine.nics[index].to_string())?;
+        let attr = capi::ibgda_open_attr {
+            size: size_of::<capi::ibgda_open_attr>() as u32,
+            port: 1,
+            nic: nic.as_ptr(),
+            gpu: gpu.as_ptr(),
+        };
+        let access = capi::IBGDA_ACCESS_READ | capi::IBGDA_ACCESS_WRITE;
+        let qp_attr = capi::ibgda_qp_attr {
+            size: size_of::<capi::ibgda_qp_attr>() as u32,
+            send_depth: 0,
+            recv_depth: 0,
+            access,
+            post_timeout_ns: 0,
+        };
+        let mut side = Side {
+            context: null_mut(),
+            mr: null_mut(),
+            cq: null_mut(),
+            qp: null_mut(),
+        };
+        let start = memory[index].as_mut_ptr();
+        // SAFETY: all arguments are valid, and the memory outlives the region.
+        unsafe {
+            check(capi::ibgda_open(&attr, &mut side.context))?;
+            let unaligned = capi::ibgda_map_device(
+                side.context,
+                start.wrapping_add(1).cast(),
+                4096,
+                access,
+                &mut side.mr,
+            );
+            ensure!(unaligned == libc::EINVAL && side.mr.is_null());
+            ensure!(
+                CStr::from_ptr(capi::ibgda_last_error())
+                    .to_str()?
+                    .contains("IBGDA_MAP_ROUND")
+            );
+            check(capi::ibgda_map_device(
+                side.context,
+                start.cast(),
+                4096,
+                access,
+                &mut side.mr,
+            ))?;
+            check(capi::ibgda_create_cq(side.context, 128, &mut side.cq))?;
+            check(capi::ibgda_create_qp(
+                side.context,
+                &qp_attr,
+                side.cq,
+                null(),
+                &mut side.qp,
+            ))?;
+        }
+        Ok(side)
+    };
+    let sides = [side(0)?, side(1)?];
+    let mut addresses = [[0; capi::IBGDA_ADDRESS_BYTES]; 2];
+    let mut regions = [ibgda_region::default(); 2];
+    let mut handle = null_mut();
+    // SAFETY: all arguments are valid; each object is destroyed once, the contexts first; the kernel's call ends before.
+    unsafe {
+        for i in 0..2 {
+            check(capi::ibgda_qp_address(
+                sides[i].qp,
+                addresses[i].as_mut_ptr(),
+            ))?;
+            check(capi::ibgda_mr_region(sides[i].mr, &mut regions[i]))?;
+        }
+        ensure!(
+            capi::ibgda_qp_connect(sides[0].qp, addresses[1].as_ptr().cast(), 63) == libc::EINVAL,
+            "63 bytes were taken"
+        );
+        for i in 0..2 {
+            check(capi::ibgda_qp_connect(
+                sides[i].qp,
+                addresses[1 - i].as_ptr().cast(),
+                capi::IBGDA_ADDRESS_BYTES,
+            ))?;
+        }
+        memory[0].as_mut_ptr().write_bytes(0x3c, 4096);
+        check(capi::ibgda_qp_device_handle(sides[0].qp, &mut handle))?;
+        let mut poster = Poster::new(handle);
+        poster.put_region(&regions[1], 0, &regions[0], 0, 4096)?;
+        poster.quiet(PATIENCE)?;
+        ensure!(
+            std::slice::from_raw_parts(memory[1].as_ptr(), 4096)
+                .iter()
+                .all(|&b| b == 0x3c),
+            "the data differs"
+        );
+        for side in sides {
+            check(capi::ibgda_close(side.context))?;
+            check(capi::ibgda_destroy_cq(side.cq))?;
+            check(capi::ibgda_unmap_device(side.mr))?;
+            check(capi::ibgda_destroy_qp(side.qp))?;
+        }
     }
     Ok(())
 }
