@@ -25,7 +25,7 @@ kmod_ensure() {
 
 # The names of the sources, ended by NUL, and not of what a build in the checkout may have left. Changes the directory.
 kmod_sources() {
-    cd -- "$IBGDA_SRC"
+    cd -- "$IBGDA_SRC" || return
     find Kbuild kmod uapi -name target -prune -o -type f ! -name '.*' ! -name '*.o' ! -name '*.ko' ! -name '*.mod' \
         ! -name '*.mod.c' ! -name '*_abi.rs' -print0 | sort -z
 }
