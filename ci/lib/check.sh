@@ -7,7 +7,6 @@ checks_begin() {
     CHECKS_PASSED=0
     CHECKS_FAILED=0
     CHECK_DIR=$(mktemp -d)
-    trap 'rm -rf -- "$CHECK_DIR"' EXIT
     CHECK_LOG=$CHECK_DIR/log
 }
 

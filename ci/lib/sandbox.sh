@@ -10,9 +10,10 @@ sandbox() {
     [[ ${IBGDA_SANDBOX:-} != "$$" ]] || {
         # The namespace's first process. What it starts must not take itself for it.
         unset IBGDA_SANDBOX
+        sandbox_temporary
         return 0
     }
-    mkdir -p "$IBGDA_CACHE/mnt" || die "cannot make the cache directory $IBGDA_CACHE"
+    mkdir -p "$IBGDA_CACHE/mnt" "$IBGDA_CACHE/tmp" || die "cannot make the cache directory $IBGDA_CACHE"
     # setpriv: if this shell is killed, so is unshare; --kill-child: and then the namespace's first process, and so all.
     IBGDA_SANDBOX=1 setpriv --pdeathsig KILL -- unshare --mount --propagation private --pid --fork --kill-child \
         --mount-proc -- bash "$0" "$@" <&0 &
@@ -25,6 +26,13 @@ sandbox() {
     trap "sandbox_end $child HUP" HUP
     wait "$child" || status=$?
     exit "$status"
+}
+
+# Temporary files lie in memory that only this sandbox, and those inside it, see.
+sandbox_temporary() {
+    [[ ${TMPDIR:-} != "$IBGDA_CACHE/tmp" ]] || return 0
+    mount -t tmpfs tmpfs "$IBGDA_CACHE/tmp"
+    export TMPDIR=$IBGDA_CACHE/tmp
 }
 
 sandbox_end() {

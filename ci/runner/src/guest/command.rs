@@ -16,6 +16,7 @@ use nix::sys::wait::{WaitStatus, wait};
 use nix::unistd::Pid;
 
 use super::pci::Devices;
+use crate::protocol::STAGE;
 
 /// The project's own programs come first.
 pub const PATH: &str =
@@ -44,6 +45,7 @@ pub fn run(argv: &[Vec<u8>], devices: &Devices, stdout: File, stderr: File) -> R
             ("LANG", "C.UTF-8"),
             ("TERM", "dumb"),
         ])
+        .env("LD_LIBRARY_PATH", format!("{STAGE}/lib"))
         .env("IBGDA_NICS", devices.nics.join(" "))
         .env("IBGDA_GPUS", devices.gpus.join(" "))
         .current_dir("/root")

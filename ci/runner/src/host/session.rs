@@ -32,6 +32,8 @@ const DRAIN: Duration = Duration::from_secs(30);
 const END: Duration = Duration::from_secs(10);
 /// For the guest to write the stacks of what hangs.
 const SHOW_BLOCKED: Duration = Duration::from_secs(2);
+/// For the last lines of the kernel's log, when the guest could not say how many there are.
+const LAST_WORDS: Duration = Duration::from_millis(300);
 /// How often the children are looked at.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -83,6 +85,10 @@ pub fn run(options: &Options) -> Result<Outcome> {
         qemu: &mut qemu,
     }
     .watch()?;
+    if !matches!(outcome, Outcome::Command(_) | Outcome::NoReader) {
+        // What the guest's kernel said of it may still be on its way to the log.
+        thread::sleep(LAST_WORDS);
+    }
     qemu.terminate(END)?;
     Ok(match model {
         Some(model) => end_model(model, outcome)?,
