@@ -586,11 +586,19 @@ fn udmabuf() -> OwnedFd {
 #[test]
 fn import_refuses_a_doorbell_of_another_nic() {
     alone(|| {
-        let pair = Pair::new();
-        let session = pair.session();
-        let verbs = Verbs::open(nics()[1]);
-        let dmabuf = verbs.export(&verbs.alloc_uar());
-        assert_eq!(session.import(&dmabuf, &verbs.uverbs()), Err(libc::ERANGE));
+        let gpu = gpus()[0];
+        let _allowed = [nics()[0], nics()[1]].map(|nic| Allowed::pair(gpu, nic));
+        // Both ways: one of the two BARs lies above the other, so each of the check's bounds is met.
+        for (bound, other) in [(nics()[0], nics()[1]), (nics()[1], nics()[0])] {
+            let session = Session::bound(gpu, bound);
+            let verbs = Verbs::open(other);
+            let dmabuf = verbs.export(&verbs.alloc_uar());
+            assert_eq!(
+                session.import(&dmabuf, &verbs.uverbs()),
+                Err(libc::ERANGE),
+                "a doorbell of {other} for a session on {bound}"
+            );
+        }
     });
 }
 
