@@ -30,9 +30,11 @@ require_host() {
 install_on_host() {
     command -v apt-get >/dev/null ||
         die "needs the packages $* (by Debian's names), and this machine has no apt-get to install them with"
-    say "  installing on this machine: $*"
+    step "installing on this machine: $*" apt_install "$@"
+}
+
+apt_install() {
     # A source that cannot be reached must not stop us when the others have what is needed.
-    apt-get -q update >/dev/null 2>&1 </dev/null || say "  (apt-get update had errors; going on with what it got)"
-    DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "$@" </dev/null >&2 ||
-        die "could not install $*: see apt's messages above"
+    apt-get -q update || say "apt-get update had errors; going on with what it got"
+    DEBIAN_FRONTEND=noninteractive apt-get -q install -y --no-install-recommends "$@"
 }

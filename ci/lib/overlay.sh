@@ -10,7 +10,7 @@ readonly OVERLAY=/usr/src/ibgda-kbuild
 overlay_ensure() {
     local key
     key=$(cat "$ROOTFS/etc/ibgda-kernel" | hash_of "$IBGDA_SRC/ci/kernel/overlay" "$IBGDA_SRC/ci/lib/overlay.sh" -)
-    part kbuild "${ROOTFS##*-}-$key" "kernel's Rust artefacts" overlay_fill
+    part kbuild "$key" "kernel's Rust artefacts" overlay_fill
     mount --bind -- "$PART" "$ENTER$OVERLAY"
 }
 

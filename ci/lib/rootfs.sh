@@ -15,19 +15,24 @@ rootfs_ensure() {
 }
 
 rootfs_fill() {
-    local new=$1 recipe=$IBGDA_SRC/ci/rootfs mirrors=() option=()
+    local new=$1 recipe=$IBGDA_SRC/ci/rootfs mirrors=() option=() path quoted
+    # Hooks are shell code.
+    quoted=$(printf '%q' "$recipe")
     mapfile -t mirrors < <(debian_mirrors)
     apt-config dump 2>/dev/null | grep -E '^Acquire::https?::[^"]*(Proxy|CaInfo|Verify)' | grep -vi detect >"$new.apt" || true
     # Documentation and translations are a third of the files.
     for path in /usr/share/{doc,man,info,locale,gtk-doc}; do
         option+=("--dpkgopt=path-exclude=$path/*")
     done
+    # This machine may not be a Debian, and then does not trust Debian's keys; its mirror may have a key of its own.
+    option+=(--keyring=/usr/share/keyrings/debian-archive-keyring.gpg)
+    [[ ! -d /etc/apt/trusted.gpg.d ]] || option+=(--keyring=/etc/apt/trusted.gpg.d)
     mmdebstrap --mode=root --variant=apt --format=directory \
         --aptopt="$new.apt" --aptopt='Acquire::Retries "3"' --aptopt='APT::Install-Recommends "false"' \
         --dpkgopt=force-unsafe-io "${option[@]}" \
         --include="$(grep -v '^#' "$recipe/packages" | xargs | tr ' ' ,)" \
-        --setup-hook="$recipe/setup \"\$1\"" \
-        --customize-hook="cp $(printf '%q' "$recipe")/packages-backports $(printf '%q' "$recipe")/customize \"\$1\"/" \
+        --setup-hook="$quoted/setup \"\$1\"" \
+        --customize-hook="cp $quoted/packages-backports $quoted/customize \"\$1\"/" \
         --customize-hook='chroot "$1" /customize' \
         "$IBGDA_SUITE" "$new" "${mirrors[@]}"
     rm -f -- "$new.apt"
