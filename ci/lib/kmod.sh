@@ -12,20 +12,19 @@ kmod_ensure() {
     KMOD=$dir/build/ibgda.ko
     exec {lock}>"$dir/lock"
     flock "$lock"
-    key=$(kmod_sources | xargs -0 sha256sum | hash_of "$IBGDA_SRC/ci/lib/kmod.sh" -)-${PART##*-}
+    key=$(cd -- "$IBGDA_SRC" && kmod_sources | xargs -0 sha256sum | hash_of "$IBGDA_SRC/ci/lib/kmod.sh" -)-${PART##*-}
     if [[ ! -f $KMOD || $(cat "$stamp" 2>/dev/null) != "$key" ]]; then
         rm -rf -- "$stamp" "$dir/build"
         mkdir "$dir/build"
-        kmod_sources | xargs -0 cp --parents -t "$dir/build"
+        (cd -- "$IBGDA_SRC" && kmod_sources | xargs -0 cp --parents -t "$dir/build")
         quiet_step "ibgda.ko" kmod_make
         printf '%s\n' "$key" >"$stamp"
     fi
     exec {lock}>&-
 }
 
-# The names of the sources, ended by NUL, and not of what a build in the checkout may have left. Changes the directory.
+# The names of the sources below the current directory, ended by NUL, and not of what a build there may have left.
 kmod_sources() {
-    cd -- "$IBGDA_SRC" || return
     find Kbuild kmod uapi -name target -prune -o -type f ! -name '.*' ! -name '*.o' ! -name '*.ko' ! -name '*.mod' \
         ! -name '*.mod.c' ! -name '*_abi.rs' -print0 | sort -z
 }
