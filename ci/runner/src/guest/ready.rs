@@ -24,7 +24,8 @@ pub fn prepare(start: &Start) -> Result<Devices> {
     let devices = Devices::find(start.nics, start.gpus)?;
     note("loading modules");
     let mut modules = vec!["configfs", "aer_inject"];
-    if start.nics > 0 {
+    // Without a NIC ibgda.ko still needs what they bring: ib_core.
+    if start.nics > 0 || start.module {
         modules.extend(["mlx5_ib", "ib_uverbs", "ib_umad", "rdma_ucm"]);
     }
     modprobe(&modules)?;
