@@ -90,7 +90,7 @@ macro_rules! arguments {
 
 arguments! {
     ibgda_info: 40, |a| a.flags;
-    ibgda_bind: 136, |a| a.flags;
+    ibgda_bind: 136, |a| a.flags | a.reserved;
     ibgda_doorbell_import: 40, |a| a.flags;
     ibgda_queue_alloc: 40, |a| a.flags | a.reserved;
     ibgda_populate: 16, |_| 0;
