@@ -275,6 +275,11 @@ const COMMANDS: &[Command] = commands! {
     QUERY_HCA_VPORT_PKEY,     16 / 20,   Initialised, driver => vport::query_pkey;
 };
 
+/// Every command that the model has: opcode, and bytes of the fixed part of input and output.
+pub fn known() -> impl Iterator<Item = (u16, usize, usize)> {
+    COMMANDS.iter().map(|c| (c.opcode, c.len.0, c.len.1))
+}
+
 /// Executes a command and returns its output.
 pub fn execute(device: &mut Device, request: &Request<'_>) -> Reply {
     device.counters.commands += 1;

@@ -3,8 +3,9 @@
 //! command queue to completions and events, and makes every mistake that a guest can make.
 
 mod errors;
-mod guest;
 mod hostile;
 mod lifecycle;
 mod queues;
 mod traffic;
+
+use connectx_guest as guest;

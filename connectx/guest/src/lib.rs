@@ -1,8 +1,22 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Memory, interrupts and a driver for tests.
+//! A small driver of the model, with ordinary memory: what tests and fuzzers share. It does what mlx5_core and mlx5_ib do
+//! with a device, in their order, and can be told to do it wrong.
 
+// Names of the interface, which the specification explains.
+#![allow(missing_docs)]
+
+mod ledger;
+mod ram;
+mod shape;
+mod watch;
+
+pub use ledger::Ledger;
+pub use ram::{BASE, Ram, SIZE};
+pub use shape::{Shape, Srq, address_vector};
+pub use watch::{Owner, Stray, Watch};
+
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use connectx::hca::{Hca, HcaConfig};
@@ -10,92 +24,8 @@ use connectx::ifc::command::{self, header, reply};
 use connectx::ifc::context::{ads, cqc, eqc, mkc, qpc};
 use connectx::ifc::opcode;
 use connectx::log::Referee;
-use connectx::platform::{Dma, DmaFault, Function, Interrupts};
+use connectx::platform::{Function, Interrupts};
 use connectx::wire::Fabric;
-
-/// First bus address of the memory: not 0, so that a forgotten address is a fault.
-const BASE: u64 = 0x1_0000_0000;
-/// Its size.
-const SIZE: usize = 32 << 20;
-
-/// Memory of a guest.
-pub struct Ram {
-    bytes: Mutex<Vec<u8>>,
-    next: AtomicU64,
-}
-
-impl Ram {
-    fn new() -> Arc<Self> {
-        Arc::new(Self {
-            bytes: Mutex::new(vec![0; SIZE]),
-            next: AtomicU64::new(BASE),
-        })
-    }
-
-    /// Fresh zeroed memory, aligned to pages.
-    pub fn alloc(&self, len: u64) -> u64 {
-        let at = self
-            .next
-            .fetch_add(len.next_multiple_of(4096), Ordering::Relaxed);
-        assert!(
-            at + len <= BASE + SIZE as u64,
-            "the guest's memory is used up"
-        );
-        at
-    }
-
-    fn with<R>(
-        &self,
-        addr: u64,
-        len: usize,
-        write: bool,
-        f: impl FnOnce(&mut [u8]) -> R,
-    ) -> Result<R, DmaFault> {
-        let mut bytes = self.bytes.lock().unwrap();
-        let start = addr.checked_sub(BASE).and_then(|s| usize::try_from(s).ok());
-        let range = start.and_then(|s| bytes.get_mut(s..s.checked_add(len)?));
-        range.map(f).ok_or(DmaFault { addr, len, write })
-    }
-
-    /// Copies memory.
-    pub fn get(&self, addr: u64, len: usize) -> Vec<u8> {
-        self.with(addr, len, false, |b| b.to_vec()).unwrap()
-    }
-
-    /// Changes memory.
-    pub fn set(&self, addr: u64, data: &[u8]) {
-        self.with(addr, data.len(), true, |b| b.copy_from_slice(data))
-            .unwrap();
-    }
-}
-
-impl Dma for Ram {
-    fn read(&self, addr: u64, buf: &mut [u8]) -> Result<(), DmaFault> {
-        self.with(addr, buf.len(), false, |b| buf.copy_from_slice(b))
-    }
-
-    fn write(&self, addr: u64, buf: &[u8]) -> Result<(), DmaFault> {
-        self.with(addr, buf.len(), true, |b| b.copy_from_slice(buf))
-    }
-
-    fn publish(&self, addr: u64, buf: &[u8]) -> Result<(), DmaFault> {
-        self.write(addr, buf)
-    }
-
-    fn atomic64(&self, addr: u64, f: &mut dyn FnMut(u64) -> Option<u64>) -> Result<u64, DmaFault> {
-        self.with(addr, 8, true, |b| {
-            let old = u64::from_ne_bytes(b.try_into().unwrap());
-            if let Some(new) = f(old) {
-                b.copy_from_slice(&new.to_ne_bytes());
-            }
-            old
-        })
-    }
-
-    fn post(&self, addr: u64, buf: &[u8]) -> Result<(), DmaFault> {
-        self.write(addr, buf)
-    }
-}
 
 /// Interrupts that have been raised, by vector.
 #[derive(Default)]
@@ -121,6 +51,9 @@ pub struct Guest {
     pub vectors: Arc<Vectors>,
     pub referee: Referee,
     commands: u64,
+    mailboxes: AtomicU64,
+    /// Objects that the guest has, and the memory that they name.
+    pub ledger: Ledger,
     /// UAR page of the driver.
     pub uar: u32,
     /// Async and completion event queue.
@@ -128,6 +61,8 @@ pub struct Guest {
     pub completions: EventQueue,
     /// User on whose behalf commands are sent.
     pub uid: u16,
+    /// Commands that were sent, each with the length of its output, if they are to be recorded.
+    pub record: Option<Vec<(Vec<u8>, usize)>>,
 }
 
 /// An event queue.
@@ -139,15 +74,20 @@ pub struct EventQueue {
 }
 
 const LOG_EQ: u32 = 8;
+/// Mailboxes at the end of the memory.
+const MAILBOXES: u64 = 4096;
 
 /// A fabric with `n` functions, each with its own memory and brought up.
 pub fn guests(n: usize) -> Vec<Guest> {
-    let referee = Referee::in_memory();
-    let fabric = Fabric::new(referee.clone());
+    guests_on(&Fabric::new(Referee::in_memory()), n)
+}
+
+/// The same on a fabric that may be one without a thread.
+pub fn guests_on(fabric: &Arc<Fabric>, n: usize) -> Vec<Guest> {
     (0..n)
         .map(|index| {
-            let hca = Hca::new(&fabric, HcaConfig::numbered(index));
-            let mut guest = Guest::cold(hca, referee.clone());
+            let hca = Hca::new(fabric, HcaConfig::numbered(index));
+            let mut guest = Guest::cold(hca, fabric.referee());
             guest.bring_up();
             guest
         })
@@ -174,16 +114,24 @@ impl Guest {
         hca.connect(ram.clone(), vectors.clone());
         hca.bus_master(true);
         let commands = ram.alloc(4096);
+        let mailboxes = BASE + SIZE as u64 - MAILBOXES * 1024;
+        ram.watch(|watch| {
+            watch.name(Owner::Commands, commands, 4096);
+            watch.name(Owner::Commands, mailboxes, MAILBOXES * 1024);
+        });
         Self {
             hca,
             ram,
             vectors,
             referee,
             commands,
+            mailboxes: AtomicU64::new(0),
+            ledger: Ledger::default(),
             uar: 0,
             events: EventQueue::default(),
             completions: EventQueue::default(),
             uid: 0,
+            record: None,
         }
     }
 
@@ -270,9 +218,20 @@ impl Guest {
         if header::uid.get(&input) == 0 {
             header::uid.set(&mut input, u64::from(self.uid));
         }
+        if let Some(record) = &mut self.record {
+            record.push((input.clone(), output_len));
+        }
         let (at, output) = self.submit(&input, output_len, input.len());
         let status = self.ram.get(at + 0x3f, 1)[0];
         assert_eq!(status, 0, "delivery status");
+        let out = self.collect(&output, output_len);
+        self.ledger.note(&self.ram, &input, &out);
+        out
+    }
+
+    /// The output of the command in the first slot, from its mailboxes.
+    pub fn collect(&self, output: &[u64], output_len: usize) -> Vec<u8> {
+        let at = self.commands;
         let mut out = self.ram.get(at + 0x20, 16);
         let rest = output_len.saturating_sub(16);
         for (i, block) in output.iter().enumerate() {
@@ -285,6 +244,23 @@ impl Guest {
 
     /// Puts a command of a claimed length in the first slot and rings. Gives the slot and the output's mailboxes.
     pub fn submit(&self, input: &[u8], output_len: usize, claimed: usize) -> (u64, Vec<u64>) {
+        let (_, outs) = self.prepare(input, output_len, claimed);
+        self.ring_commands(1);
+        (self.commands, outs)
+    }
+
+    /// Address of a command slot.
+    pub fn slot(&self, index: u64) -> u64 {
+        self.commands + index * 64
+    }
+
+    /// The command doorbell: a bit for each slot.
+    pub fn ring_commands(&self, slots: u32) {
+        self.write32(0x18, slots);
+    }
+
+    /// Puts a command in the first slot. Gives the mailboxes of input and output.
+    pub fn prepare(&self, input: &[u8], output_len: usize, claimed: usize) -> (Vec<u64>, Vec<u64>) {
         let chain = |len: usize, data: &[u8]| -> Vec<u64> {
             let count = len.saturating_sub(16).div_ceil(512);
             let at: Vec<u64> = (0..count).map(|_| self.scratch()).collect();
@@ -314,15 +290,13 @@ impl Guest {
         slot[0x3c] = 0x77;
         slot[0x3f] = 1;
         self.ram.set(self.commands, &slot);
-        self.write32(0x18, 1);
-        (self.commands, outs)
+        (ins, outs)
     }
 
     /// A mailbox; they are used in turn.
     fn scratch(&self) -> u64 {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        const BLOCKS: u64 = 4096;
-        BASE + SIZE as u64 - BLOCKS * 1024 + NEXT.fetch_add(1, Ordering::Relaxed) % BLOCKS * 1024
+        BASE + SIZE as u64 - MAILBOXES * 1024
+            + self.mailboxes.fetch_add(1, Ordering::Relaxed) % MAILBOXES * 1024
     }
 
     /// A command that must succeed.
@@ -529,17 +503,16 @@ impl Cq {
 /// Send WQEs and receive WQEs of a test queue pair.
 pub const LOG_SQ: u32 = 4;
 pub const LOG_RQ: u32 = 3;
-/// Bytes of a receive WQE: two pointers.
-const RQ_STRIDE: u64 = 32;
 
 /// A queue pair.
 pub struct Qp {
     pub qpn: u32,
-    rq: u64,
-    sq: u64,
+    pub rq: u64,
+    pub sq: u64,
     pub dbr: u64,
     pub producer: u16,
     pub posted: u16,
+    pub shape: Shape,
 }
 
 /// What a connection is made with.
@@ -551,6 +524,10 @@ pub struct Settings {
     pub retries: u64,
     pub rnr_retries: u64,
     pub rights: u64,
+    /// Code of the MTU: 128 << mtu bytes.
+    pub mtu: u64,
+    /// Of datagrams.
+    pub qkey: u64,
 }
 
 impl Settings {
@@ -562,6 +539,8 @@ impl Settings {
             retries: 2,
             rnr_retries: 7,
             rights: 7,
+            mtu: 3,
+            qkey: 0x1111_1111,
         }
     }
 }
@@ -579,21 +558,35 @@ impl Qp {
         send: &Cq,
         receive: &Cq,
     ) -> Result<Self, u8> {
-        let receive_len = RQ_STRIDE << LOG_RQ;
-        let at = guest.ram.alloc(receive_len + (64 << LOG_SQ));
+        Self::shaped(guest, pd, uar, send, receive, Shape::default())
+    }
+
+    /// A queue pair of any service and size, or the status that refuses it.
+    pub fn shaped(
+        guest: &mut Guest,
+        pd: u32,
+        uar: u32,
+        send: &Cq,
+        receive: &Cq,
+        shape: Shape,
+    ) -> Result<Self, u8> {
+        let receive_len = shape.receive_len();
+        let len = receive_len + (64 << shape.log_sq);
+        let at = guest.ram.alloc(len);
         let dbr = guest.ram.alloc(8);
         let mut create = input(opcode::CREATE_QP, 0x110);
         let context = command::create_qp_in::qpc.bytes_mut(&mut create);
         qpc::pm_state.set(context, 3);
         qpc::pd.set(context, u64::from(pd));
-        qpc::log_rq_size.set(context, u64::from(LOG_RQ));
-        qpc::log_rq_stride.set(context, 1);
-        qpc::log_sq_size.set(context, u64::from(LOG_SQ));
+        qpc::log_rq_size.set(context, u64::from(shape.log_rq));
+        qpc::log_rq_stride.set(context, u64::from(shape.log_stride) - 4);
+        qpc::log_sq_size.set(context, u64::from(shape.log_sq));
+        shape.describe(context);
         qpc::uar_page.set(context, u64::from(uar));
         qpc::cqn_snd.set(context, u64::from(send.cqn));
         qpc::cqn_rcv.set(context, u64::from(receive.cqn));
         qpc::dbr_addr.set(context, dbr);
-        create.extend(at.to_be_bytes());
+        create.extend((0..len.div_ceil(4096)).flat_map(|p| (at + p * 4096).to_be_bytes()));
         let out = guest.command(create, 16);
         match status(&out) {
             0 => Ok(Self {
@@ -603,6 +596,7 @@ impl Qp {
                 dbr,
                 producer: 0,
                 posted: 0,
+                shape,
             }),
             refused => Err(refused),
         }
@@ -621,13 +615,14 @@ impl Qp {
             qpc::rre.set(c, s.rights & 1);
             qpc::rwe.set(c, (s.rights >> 1) & 1);
             qpc::rae.set(c, (s.rights >> 2) & 1);
+            qpc::q_key.set(c, s.qkey);
         });
         assert_eq!(status, 0);
     }
 
     pub fn to_ready_to_receive(&self, guest: &mut Guest, s: Settings) {
         let status = self.modify(guest, opcode::INIT2RTR_QP, |c| {
-            qpc::mtu.set(c, 3);
+            qpc::mtu.set(c, s.mtu);
             qpc::log_msg_max.set(c, 30);
             qpc::remote_qpn.set(c, u64::from(s.qpn));
             qpc::next_rcv_psn.set(c, 0xff_fffe);
@@ -676,7 +671,7 @@ impl Qp {
         wqe[12..16].copy_from_slice(&immediate.to_be_bytes());
         wqe[16..16 + segments.len() * 16].copy_from_slice(&segments.concat());
         for block in wqe.chunks(64) {
-            let slot = u64::from(self.producer) & ((1 << LOG_SQ) - 1);
+            let slot = u64::from(self.producer) & ((1 << self.shape.log_sq) - 1);
             guest.ram.set(self.sq + slot * 64, block);
             self.producer = self.producer.wrapping_add(1);
         }
@@ -703,12 +698,19 @@ impl Qp {
 
     /// Posts a receive WQE with one pointer. There is no doorbell for it.
     pub fn receive(&mut self, guest: &Guest, key: u32, at: u64, len: u32) {
-        let slot = u64::from(self.posted) & ((1 << LOG_RQ) - 1);
-        let end = pointer(0, 0x100, 0);
-        guest.ram.set(
-            self.rq + slot * RQ_STRIDE,
-            &[pointer(len, key, at), end].concat(),
-        );
+        self.receive_into(guest, &[pointer(len, key, at)]);
+    }
+
+    /// Posts a receive WQE with as many pointers as fit.
+    pub fn receive_into(&mut self, guest: &Guest, pointers: &[[u8; 16]]) {
+        let slot = u64::from(self.posted) & ((1 << self.shape.log_rq) - 1);
+        let mut wqe = pointers.concat();
+        if wqe.len() < 1 << self.shape.log_stride {
+            wqe.extend(pointer(0, 0x100, 0));
+        }
+        guest
+            .ram
+            .set(self.rq + (slot << self.shape.log_stride), &wqe);
         self.posted = self.posted.wrapping_add(1);
         guest
             .ram
@@ -768,10 +770,20 @@ impl Side {
     }
 }
 
+impl Default for Pair {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Pair {
     /// A pair whose settings `f` may change.
     pub fn with(f: impl Fn(&mut Settings)) -> Self {
-        let mut guests = guests(2);
+        Self::of(guests(2), f)
+    }
+
+    /// The same of guests that are there.
+    pub fn of(mut guests: Vec<Guest>, f: impl Fn(&mut Settings)) -> Self {
         let sides = [Side::new(&mut guests[0]), Side::new(&mut guests[1])];
         for i in 0..2 {
             let mut settings = Settings::to(2 - i as u16, sides[1 - i].qp.qpn);
