@@ -24,6 +24,8 @@ rootfs_fill() {
     for path in /usr/share/{doc,man,info,locale,gtk-doc}; do
         option+=("--dpkgopt=path-exclude=$path/*")
     done
+    # rdma-core's own tests lie there. The pattern must cover their parent directory too, or dpkg does not make it.
+    option+=("--dpkgopt=path-include=/usr/share/doc/rdma-core/*")
     # This machine may not be a Debian, and then does not trust Debian's keys; its mirror may have a key of its own.
     option+=(--keyring=/usr/share/keyrings/debian-archive-keyring.gpg)
     [[ ! -d /etc/apt/trusted.gpg.d ]] || option+=(--keyring=/etc/apt/trusted.gpg.d)
