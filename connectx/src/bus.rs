@@ -7,6 +7,8 @@
 
 use std::sync::{Arc, PoisonError, RwLock, Weak};
 
+use vm_memory::VolatileSlice;
+
 use crate::dma::DmaTable;
 use crate::mem::SharedMemory;
 use crate::platform::{Dma, DmaFault, Function};
@@ -154,6 +156,30 @@ impl Dma for Port {
             self.peer_memory(whole(addr, 8, true), |m, at| m.atomic64(at, f))
                 .map_err(|_| fault)
         })
+    }
+
+    fn lend(
+        &self,
+        addr: u64,
+        len: usize,
+        write: bool,
+        f: &mut dyn FnMut(VolatileSlice<'_>),
+    ) -> Result<(), DmaFault> {
+        let mut begun = false;
+        let mut lend = |slice: VolatileSlice<'_>| {
+            begun = true;
+            f(slice);
+        };
+        match self.system.lend(addr, len, write, &mut lend) {
+            // What has been lent is not lent again.
+            Err(fault) if !begun => self
+                .peer_memory(whole(addr, len, write), |m, at| {
+                    f(m.slice(at, len, write)?);
+                    Ok(())
+                })
+                .map_err(|_| fault),
+            result => result,
+        }
     }
 
     fn post(&self, addr: u64, buf: &[u8]) -> Result<(), DmaFault> {

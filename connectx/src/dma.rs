@@ -3,7 +3,9 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use vm_memory::VolatileSlice;
 
 use crate::mem::{OutOfReach, SharedMemory};
 use crate::platform::DmaFault;
@@ -26,12 +28,13 @@ pub struct DmaTable {
 }
 
 impl DmaTable {
+    /// Recursive: what is lent from a table may be copied to the same one.
     fn state(&self) -> RwLockReadGuard<'_, State> {
-        self.state.read().unwrap_or_else(PoisonError::into_inner)
+        self.state.read_recursive()
     }
 
     fn state_mut(&self) -> RwLockWriteGuard<'_, State> {
-        self.state.write().unwrap_or_else(PoisonError::into_inner)
+        self.state.write()
     }
 
     /// Lets accesses through, or none.
@@ -107,6 +110,21 @@ impl DmaTable {
         self.state()
             .walk(addr, buf.len(), true, |memory, offset, range| {
                 memory.write(offset, &buf[range])
+            })
+    }
+
+    /// Lends the memory of a range; see [`Dma::lend`](crate::platform::Dma::lend).
+    pub fn lend(
+        &self,
+        addr: u64,
+        len: usize,
+        write: bool,
+        f: &mut dyn FnMut(VolatileSlice<'_>),
+    ) -> Result<(), DmaFault> {
+        self.state()
+            .walk(addr, len, write, |memory, offset, range| {
+                f(memory.slice(offset, range.len(), write)?);
+                Ok(())
             })
     }
 
@@ -220,6 +238,34 @@ mod tests {
         let mut tail = [0; 72];
         file.read_exact_at(&mut tail, PAGE).unwrap();
         assert_eq!(tail, data[128..]);
+    }
+
+    #[test]
+    fn memory_is_lent_piece_by_piece_and_to_its_own_table() {
+        let t = table();
+        t.map(0x10000, PAGE, ram(1), 0, true).unwrap();
+        t.map(0x11000, PAGE, ram(1), 0, true).unwrap();
+        let data: Vec<u8> = (0..200).collect();
+        t.write(0x10f80, &data).unwrap();
+        let (mut lengths, mut to) = (vec![], 0x10100);
+        t.lend(0x10f80, 200, false, &mut |from| {
+            lengths.push(from.len());
+            t.lend(to, from.len(), true, &mut |into| {
+                from.copy_to_volatile_slice(into)
+            })
+            .unwrap();
+            to += from.len() as u64;
+        })
+        .unwrap();
+        assert_eq!(lengths, [128, 72]);
+        let mut back = vec![0; 200];
+        t.read(0x10100, &mut back).unwrap();
+        assert_eq!(back, data);
+        let mut lent = 0;
+        let fault = t.lend(0x11ff0, 32, true, &mut |into| lent += into.len());
+        assert_eq!((fault.unwrap_err().addr, lent), (0x12000, 16));
+        t.enable(false);
+        assert!(t.lend(0x10000, 1, false, &mut |_| panic!()).is_err());
     }
 
     #[test]

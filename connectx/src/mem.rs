@@ -78,7 +78,13 @@ impl SharedMemory {
         Ok(())
     }
 
-    fn slice(&self, offset: u64, len: usize, write: bool) -> Result<VolatileSlice<'_>, OutOfReach> {
+    /// A range of it, to be read or written.
+    pub fn slice(
+        &self,
+        offset: u64,
+        len: usize,
+        write: bool,
+    ) -> Result<VolatileSlice<'_>, OutOfReach> {
         let end = offset.checked_add(len as u64).ok_or(OutOfReach)?;
         if end > self.len() as u64 || (write && !self.writable) {
             return Err(OutOfReach);

@@ -5,6 +5,8 @@
 
 use std::sync::Arc;
 
+use vm_memory::VolatileSlice;
+
 /// A bus-master access that reached no memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DmaFault {
@@ -29,6 +31,33 @@ pub trait Dma: Send + Sync {
     /// `f` maps the old native-endian value to the new one, or `None` to leave it; the old value is returned. When a CPU
     /// changes the quadword meanwhile, `f` is asked again.
     fn atomic64(&self, addr: u64, f: &mut dyn FnMut(u64) -> Option<u64>) -> Result<u64, DmaFault>;
+    /// Gives the memory of a range to `f`, one piece after the other, and takes none of it away before this returns. With
+    /// `write`, `f` fills each piece whole; without, it only reads. `f` may lend from this or another memory meanwhile.
+    ///
+    /// Memory that has no address in this process goes through a buffer.
+    fn lend(
+        &self,
+        addr: u64,
+        len: usize,
+        write: bool,
+        f: &mut dyn FnMut(VolatileSlice<'_>),
+    ) -> Result<(), DmaFault> {
+        let mut buffer = [0; 4096];
+        let mut done = 0;
+        while done < len {
+            let piece = &mut buffer[..(len - done).min(4096)];
+            let at = addr.wrapping_add(done as u64);
+            if !write {
+                self.read(at, piece)?;
+            }
+            f(VolatileSlice::from(&mut *piece));
+            if write {
+                self.write(at, piece)?;
+            }
+            done += piece.len();
+        }
+        Ok(())
+    }
     /// A posted write of at most 64 bytes that goes wherever the PCI fabric routes it: to another function's registers
     /// too, which `write` does not reach. The caller must hold no lock that its own register accesses take.
     fn post(&self, addr: u64, buf: &[u8]) -> Result<(), DmaFault>;

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use super::completing::complete;
 use super::completion::{Failure, vendor};
+use super::lent::Data;
 use super::memory::Denied;
 use super::receive_queue;
 use super::requester::{accessor, local_failure};
@@ -86,13 +87,13 @@ fn fail_oldest(device: &mut Device, qp: &mut Qp, failure: Failure) {
     qp.requester.rewind();
     let cursor = qp.requester.cursor;
     if let Some(flight) = qp.requester.flights.get_mut(cursor) {
-        flight.failure = Some(failure);
+        flight.failure.get_or_insert(failure);
     }
     complete(device, qp);
 }
 
 /// An answer has come.
-pub fn answer(device: &mut Device, qp: &mut Qp, packet: &Packet, now: Instant) {
+pub fn answer(device: &mut Device, qp: &mut Qp, packet: &Packet, data: Data<'_>, now: Instant) {
     let requester = &mut qp.requester;
     // Only what is in flight can be answered.
     let ahead = psn::distance(packet.psn, requester.unacked);
@@ -109,7 +110,7 @@ pub fn answer(device: &mut Device, qp: &mut Qp, packet: &Packet, now: Instant) {
             acknowledge(qp, packet.psn);
             refused(device, qp, nak);
         }
-        Kind::ReadResponse { position } => read_response(device, qp, packet, position),
+        Kind::ReadResponse { position } => read_response(device, qp, packet, position, data),
         Kind::AtomicResponse { original } => atomic_response(device, qp, packet.psn, original),
         _ => {}
     }
@@ -179,7 +180,13 @@ fn awaiting(qp: &Qp, psn_: u32) -> Option<usize> {
     })
 }
 
-fn read_response(device: &mut Device, qp: &mut Qp, packet: &Packet, position: Position) {
+fn read_response(
+    device: &mut Device,
+    qp: &mut Qp,
+    packet: &Packet,
+    position: Position,
+    data: Data<'_>,
+) {
     let Some(index) = awaiting(qp, packet.psn) else {
         return;
     };
@@ -191,20 +198,24 @@ fn read_response(device: &mut Device, qp: &mut Qp, packet: &Packet, position: Po
     let offset = flight.received as usize * qp.decoded.mtu;
     let expected = (flight.wqe.len as usize)
         .saturating_sub(offset)
-        .min(qp.decoded.mtu);
-    let ends = flight.received + 1 == flight.packets;
-    let result = if packet.payload.len() != expected || position.last != ends {
+        .min(qp.decoded.mtu * packet.span as usize);
+    let ends = flight.received + packet.span == flight.packets;
+    let result = if data.len() != expected || position.last != ends {
         Err(Failure::new(syndrome::BAD_RESP, vendor::REMOTE_INVALID))
     } else {
-        scatter(device, qp, &flight.wqe, offset, &packet.payload).map_err(local_failure)
+        match scatter(device, qp, &flight.wqe, offset, data) {
+            // As if it had not come: a NAK comes in its place.
+            Err(Denied::Sender) => return,
+            result => result.map_err(local_failure),
+        }
     };
     let Some(flight) = qp.requester.flights.get_mut(index) else {
         return;
     };
     match result {
         Ok(()) => {
-            flight.received += 1;
-            acknowledge(qp, psn::add(packet.psn, 1));
+            flight.received += packet.span;
+            acknowledge(qp, packet.end_psn());
         }
         Err(failure) => flight.failure = Some(failure),
     }
@@ -223,7 +234,7 @@ fn atomic_response(device: &mut Device, qp: &mut Qp, psn_: u32, original: u64) {
     } else {
         original.to_be_bytes()
     };
-    let result = scatter(device, qp, &flight.wqe, 0, &bytes).map_err(local_failure);
+    let result = scatter(device, qp, &flight.wqe, 0, bytes[..].into()).map_err(local_failure);
     let Some(flight) = qp.requester.flights.get_mut(index) else {
         return;
     };
@@ -237,6 +248,12 @@ fn atomic_response(device: &mut Device, qp: &mut Qp, psn_: u32, original: u64) {
 }
 
 /// Writes what a READ or atomic brought into the WQE's local memory.
-fn scatter(device: &Device, qp: &Qp, wqe: &Wqe, offset: usize, data: &[u8]) -> Result<(), Denied> {
+fn scatter(
+    device: &Device,
+    qp: &Qp,
+    wqe: &Wqe,
+    offset: usize,
+    data: Data<'_>,
+) -> Result<(), Denied> {
     receive_queue::scatter(device, accessor(qp), &wqe.gather, offset, data)
 }

@@ -3,6 +3,7 @@
 
 use super::completing;
 use super::completion::{Completion, Failure, Source, vendor};
+use super::lent::Data;
 use super::memory::Accessor;
 use super::receive_queue::{deliver, fail_receive, scatter, take_receive};
 use crate::ifc::event::kind;
@@ -15,7 +16,7 @@ use crate::wire::packet::{Kind, Packet, Rider};
 const GRH_LEN: usize = 40;
 
 /// A datagram for a queue pair.
-pub(super) fn receive(device: &mut Device, qp: &mut Qp, packet: &Packet) {
+pub(super) fn receive(device: &mut Device, qp: &mut Qp, packet: &Packet, data: Data<'_>) {
     let (Kind::Send { rider, .. }, Some(deth)) = (&packet.kind, packet.deth) else {
         return;
     };
@@ -49,7 +50,7 @@ pub(super) fn receive(device: &mut Device, qp: &mut Qp, packet: &Packet) {
             &((6 << 28) | (u32::from(grh.traffic_class) << 20) | grh.flow_label & 0xf_ffff)
                 .to_be_bytes(),
         );
-        head[4..6].copy_from_slice(&(packet.payload.len() as u16).to_be_bytes());
+        head[4..6].copy_from_slice(&(data.len() as u16).to_be_bytes());
         // Next header 0x1b is the base transport header.
         head[6] = 0x1b;
         head[7] = grh.hop_limit;
@@ -57,11 +58,12 @@ pub(super) fn receive(device: &mut Device, qp: &mut Qp, packet: &Packet) {
         head[24..40].copy_from_slice(&grh.destination);
     }
     let room: u64 = receive.scatter.iter().map(|sge| u64::from(sge.len)).sum();
-    let len = GRH_LEN + packet.payload.len();
+    let len = GRH_LEN + data.len();
     let fits = len as u64 <= room;
     let written = fits
-        && (packet.grh.is_none() || scatter(device, who, &receive.scatter, 0, &head).is_ok())
-        && scatter(device, who, &receive.scatter, GRH_LEN, &packet.payload).is_ok();
+        && (packet.grh.is_none()
+            || scatter(device, who, &receive.scatter, 0, head[..].into()).is_ok())
+        && scatter(device, who, &receive.scatter, GRH_LEN, data).is_ok();
     if !written {
         let failure = if fits {
             Failure::new(syndrome::LOCAL_PROT, vendor::SCATTER)

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Access to memory through keys: existence, owner domain, permission, bounds, translation.
 
+use super::lent::Data;
+use super::wqe::Sge;
 use crate::objects::device::{Device, Host};
 use crate::objects::memory::{Access, Mkey, Translation};
 use crate::objects::table::Table;
@@ -53,6 +55,8 @@ pub enum Denied {
     Translation,
     /// Memory could not be reached.
     Dma,
+    /// The memory that a packet's data lies in was taken away while it was delivered: nobody's fault here.
+    Sender,
 }
 
 /// Whose access it is: protection domain and, for windows bound to one, queue pair.
@@ -70,6 +74,16 @@ pub struct Range {
     pub key: u32,
     pub address: u64,
     pub len: u64,
+}
+
+impl From<Sge> for Range {
+    fn from(sge: Sge) -> Self {
+        Self {
+            key: sge.key,
+            address: sge.address,
+            len: u64::from(sge.len),
+        }
+    }
 }
 
 /// How deep keys may refer to keys.
@@ -202,7 +216,7 @@ fn report(device: &Device, who: Accessor, range: Range, purpose: Purpose, denied
         Denied::Permission => (purpose.field(), "the key permits this access"),
         Denied::Bounds => ("address", "the range lies within the key's"),
         Denied::Translation => ("translation", "the key's translation covers the range"),
-        Denied::Dma => ("address", "the memory behind the key is reachable"),
+        Denied::Dma | Denied::Sender => ("address", "the memory behind the key is reachable"),
     };
     let value = match denied {
         Denied::Key | Denied::Domain | Denied::Permission => u64::from(range.key),
@@ -223,9 +237,11 @@ pub fn check(device: &Device, who: Accessor, range: Range, purpose: Purpose) -> 
 }
 
 /// What is done to each contiguous piece: bus address, and the part of the range that it is.
-type PieceFn<'a> = dyn FnMut(&Host, u64, std::ops::Range<usize>) -> Result<(), Denied> + 'a;
+pub(super) type PieceFn<'a> =
+    dyn FnMut(&Host, u64, std::ops::Range<usize>) -> Result<(), Denied> + 'a;
 
-fn each(
+/// Calls `f` for each contiguous piece of a range, once it is known to be permitted.
+pub(super) fn each(
     device: &Device,
     who: Accessor,
     range: Range,
@@ -276,7 +292,7 @@ pub fn write(
     key: u32,
     address: u64,
     purpose: Purpose,
-    data: &[u8],
+    data: Data<'_>,
 ) -> Result<(), Denied> {
     let range = Range {
         key,
@@ -284,8 +300,7 @@ pub fn write(
         len: data.len() as u64,
     };
     each(device, who, range, purpose, &mut |host, bus, part| {
-        let piece = data.get(part).ok_or(Denied::Translation)?;
-        host.write(bus, piece).map_err(|_| Denied::Dma)
+        data.part(part).store(host, bus)
     })
 }
 

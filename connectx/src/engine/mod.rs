@@ -9,6 +9,7 @@ mod datagram;
 pub mod doorbell;
 pub mod event;
 mod keys;
+pub mod lent;
 pub mod memory;
 pub mod receive;
 mod receive_queue;

@@ -3,6 +3,7 @@
 
 use std::time::Instant;
 
+use super::lent::Data;
 use super::requester::{self, Budget};
 use super::responder;
 use super::{answers, completing};
@@ -62,7 +63,7 @@ fn takes(device: &Device, qp: &Qp, packet: &Packet) -> bool {
 }
 
 /// A packet has arrived at the port.
-pub fn packet(device: &mut Device, packet: &Packet, now: Instant) {
+pub fn packet(device: &mut Device, packet: &Packet, data: Data<'_>, now: Instant) {
     if device.port.state != PortState::Active {
         device.counters.packets_dropped += 1;
         return;
@@ -73,12 +74,12 @@ pub fn packet(device: &mut Device, packet: &Packet, now: Instant) {
             continue;
         };
         if takes(device, &qp, packet) {
-            device.counters.packets_received += 1;
+            device.counters.packets_received += u64::from(packet.span);
             match packet.kind {
                 Kind::ReadResponse { .. } | Kind::AtomicResponse { .. } | Kind::Acknowledge(_) => {
-                    answers::answer(device, &mut qp, packet, now);
+                    answers::answer(device, &mut qp, packet, data, now);
                 }
-                _ => responder::request(device, &mut qp, packet),
+                _ => responder::request(device, &mut qp, packet, data),
             }
         } else {
             device.counters.packets_dropped += 1;

@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 
 use super::completion::{self, Completion, Failure, error_opcode, vendor};
 use super::event;
+use super::lent::Data;
 use super::memory::{self, Accessor, Denied, Purpose};
-use super::wqe::{Sge, scatter_list};
+use super::wqe::{Sge, part, scatter_list};
 use crate::ifc::event::kind;
 use crate::ifc::wqe::{SEGMENT, dbr, srq_next, syndrome};
 use crate::objects::device::Device;
@@ -170,32 +171,22 @@ pub fn scatter(
     who: Accessor,
     list: &[Sge],
     offset: usize,
-    data: &[u8],
+    data: Data<'_>,
 ) -> Result<(), Denied> {
-    let mut skip = offset;
-    let mut rest = data;
-    for sge in list {
-        if rest.is_empty() {
-            break;
-        }
-        let size = sge.len as usize;
-        if skip >= size {
-            skip -= size;
-            continue;
-        }
-        let (piece, tail) = rest.split_at(rest.len().min(size - skip));
+    let mut done = 0;
+    for sge in part(list, offset, data.len()) {
+        let end = done + sge.len as usize;
         memory::write(
             device,
             who,
             sge.key,
-            sge.address.wrapping_add(skip as u64),
+            sge.address,
             Purpose::LocalWrite,
-            piece,
+            data.part(done..end),
         )?;
-        rest = tail;
-        skip = 0;
+        done = end;
     }
-    if rest.is_empty() {
+    if done == data.len() {
         Ok(())
     } else {
         Err(Denied::Bounds)

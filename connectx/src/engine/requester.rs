@@ -11,7 +11,7 @@ use super::answers::expect_answer;
 use super::completing::{complete, fatal};
 use super::completion::{Failure, vendor};
 use super::memory::{self, Accessor, Denied, Purpose};
-use super::wqe::{self, Fetched, Operation, Wqe};
+use super::wqe::{self, Fetched, Operation, Wqe, part};
 use super::{keys, responder};
 use crate::ifc::event::kind;
 use crate::ifc::wqe::{dbr, syndrome};
@@ -20,6 +20,7 @@ use crate::objects::qp::{Decoded, Qp, Service, State};
 use crate::wire::packet::{
     Deth, Grh, Kind, Packet, Position, Reth, Rider, Transport, Verdict, psn,
 };
+use crate::wire::payload::{Lender, Payload};
 
 /// WQEs in flight.
 const MAX_FLIGHTS: usize = 64;
@@ -27,10 +28,15 @@ const MAX_FLIGHTS: usize = 64;
 const MAX_UNANSWERED: u32 = 128;
 /// In a long message an answer is asked for this often.
 const ACK_EVERY: u32 = 32;
+/// Bytes that one packet carries over an ideal link, where it stands for as many as it takes sequence numbers. As much as
+/// a turn of a queue pair.
+pub(super) const IDEAL_PACKET: usize = 256 << 10;
 
 /// A WQE between its fetch and its completion.
 #[derive(Debug)]
 pub(super) struct Flight {
+    /// Its number among those of the function, by which packets refer to it.
+    pub(super) id: u64,
     pub(super) wqe: Wqe,
     pub(super) first_psn: u32,
     /// Sequence numbers that it takes: request packets, or response packets of a READ.
@@ -98,6 +104,24 @@ impl Requester {
     /// The newest sequence number that has been answered.
     pub fn acked_psn(&self) -> u32 {
         psn::add(self.unacked, psn::MASK)
+    }
+
+    fn flight_mut(&mut self, id: u64) -> Option<&mut Flight> {
+        let place = self.flights.binary_search_by_key(&id, |f| f.id).ok()?;
+        self.flights.get_mut(place)
+    }
+
+    /// The WQE of a flight that has not ended.
+    pub(super) fn in_flight(&self, id: u64) -> Option<&Wqe> {
+        let place = self.flights.binary_search_by_key(&id, |f| f.id).ok()?;
+        self.flights.get(place).map(|flight| &flight.wqe)
+    }
+
+    /// A flight cannot go on.
+    pub(super) fn fail(&mut self, id: u64, failure: Failure) {
+        if let Some(flight) = self.flight_mut(id) {
+            flight.failure.get_or_insert(failure);
+        }
     }
 
     /// READs and atomics that have been sent and not answered.
@@ -336,6 +360,8 @@ fn take_next(device: &mut Device, qp: &mut Qp) -> bool {
         }
     };
     let failure = failure.or_else(|| device.faults.failure(qp.number));
+    let id = device.fetched;
+    device.fetched += 1;
     let requester = &mut qp.requester;
     requester.fetched = requester.fetched.wrapping_add(wqe.blocks);
     let packets = match wqe.operation {
@@ -347,6 +373,7 @@ fn take_next(device: &mut Device, qp: &mut Qp) -> bool {
     // What fails is never sent, so it takes no sequence numbers.
     let packets = if failure.is_some() { 0 } else { packets };
     requester.flights.push_back(Flight {
+        id,
         wqe,
         first_psn: requester.next_psn,
         packets,
@@ -445,7 +472,7 @@ fn advance(qp: &mut Qp, packets: u32) {
 pub(super) fn local_failure(denied: Denied) -> Failure {
     let vendor = match denied {
         Denied::Key | Denied::Domain => vendor::LOCAL_KEY,
-        Denied::Bounds | Denied::Translation | Denied::Dma => vendor::LOCAL_BOUNDS,
+        Denied::Bounds | Denied::Translation | Denied::Dma | Denied::Sender => vendor::LOCAL_BOUNDS,
         Denied::Permission => vendor::LOCAL_PERMISSION,
     };
     Failure::new(syndrome::LOCAL_PROT, vendor)
@@ -459,47 +486,43 @@ pub fn accessor(qp: &Qp) -> Accessor {
     }
 }
 
-/// Reads a part of what a WQE sends.
+/// What a packet of a WQE carries: `len` bytes from `offset` on.
 fn gather(
     device: &Device,
     qp: &Qp,
-    wqe: &Wqe,
+    flight: &Flight,
     offset: usize,
     len: usize,
-) -> Result<Vec<u8>, Denied> {
+    lend: bool,
+) -> Result<Payload, Denied> {
+    let wqe = &flight.wqe;
+    if len == 0 {
+        return Ok(Payload::NONE);
+    }
     if !wqe.inline.is_empty() {
-        return Ok(wqe
-            .inline
-            .get(offset..offset + len)
-            .unwrap_or_default()
-            .to_vec());
+        let bytes = wqe.inline.get(offset..offset + len).unwrap_or_default();
+        return Ok(Payload::Bytes(bytes.to_vec()));
+    }
+    let who = accessor(qp);
+    if lend {
+        for sge in part(&wqe.gather, offset, len) {
+            memory::check(device, who, sge.into(), Purpose::LocalRead)?;
+        }
+        let lender = Lender::Request {
+            qpn: qp.number,
+            flight: flight.id,
+            offset,
+        };
+        return Ok(Payload::Lent { lender, len });
     }
     let mut data = vec![0; len];
-    let mut skip = offset;
-    let mut done = 0;
-    for sge in &wqe.gather {
-        let size = sge.len as usize;
-        if skip >= size {
-            skip -= size;
-            continue;
-        }
-        let piece = (size - skip).min(len - done);
-        let into = data.get_mut(done..done + piece).ok_or(Denied::Bounds)?;
-        memory::read(
-            device,
-            accessor(qp),
-            sge.key,
-            sge.address.wrapping_add(skip as u64),
-            Purpose::LocalRead,
-            into,
-        )?;
-        skip = 0;
-        done += piece;
-        if done == len {
-            break;
-        }
+    let mut rest = data.as_mut_slice();
+    for sge in part(&wqe.gather, offset, len) {
+        let (into, tail) = rest.split_at_mut(sge.len as usize);
+        memory::read(device, who, sge.key, sge.address, Purpose::LocalRead, into)?;
+        rest = tail;
     }
-    Ok(data)
+    Ok(Payload::Bytes(data))
 }
 
 /// Reads what a DUMP names. Of long ranges the start stands for the rest, whose key and bounds are checked.
@@ -533,7 +556,12 @@ fn send(device: &mut Device, qp: &mut Qp, now: Instant) -> Step {
     let mtu = qp.decoded.mtu;
     let offset = sent as usize * mtu;
     let rest = (wqe.len as usize).saturating_sub(offset);
-    let last = sent + 1 == flight.packets;
+    let ideal = is_ideal(device, qp);
+    let span = match ideal {
+        true => (flight.packets - sent).min((IDEAL_PACKET / mtu) as u32),
+        false => 1,
+    };
+    let last = sent + span == flight.packets;
     let position = Position {
         first: sent == 0,
         last,
@@ -545,8 +573,8 @@ fn send(device: &mut Device, qp: &mut Qp, now: Instant) -> Step {
                 position,
                 rider: rider(r),
             },
-            rest.min(packet_len(device, qp)),
-            1,
+            rest.min(packet_len(device, qp) * span as usize),
+            span,
         ),
         Operation::Write {
             address,
@@ -564,8 +592,8 @@ fn send(device: &mut Device, qp: &mut Qp, now: Instant) -> Step {
                     reth,
                     rider: rider(r),
                 },
-                rest.min(mtu),
-                1,
+                rest.min(mtu * span as usize),
+                span,
             )
         }
         // One request asks for all that is missing.
@@ -597,7 +625,7 @@ fn send(device: &mut Device, qp: &mut Qp, now: Instant) -> Step {
             return Step::Wait;
         }
     };
-    let payload = match gather(device, qp, wqe, offset, carried) {
+    let payload = match gather(device, qp, flight, offset, carried, ideal) {
         Ok(payload) => payload,
         Err(denied) => {
             // What was sent before stands; the WQE fails when it is its turn to complete.
@@ -612,15 +640,17 @@ fn send(device: &mut Device, qp: &mut Qp, now: Instant) -> Step {
         }
     };
     let ack_request = qp.service.is_reliable()
-        && (last || flight.awaits_data() || sent % ACK_EVERY == ACK_EVERY - 1);
+        && (last || flight.awaits_data() || sent % ACK_EVERY + span >= ACK_EVERY);
     let mut packet = address(device, qp, wqe);
     packet.psn = psn::add(flight.first_psn, sent);
+    // A request for data is one packet, whatever number of responses it has.
+    packet.span = if flight.awaits_data() { 1 } else { span };
     packet.ack_request = ack_request;
     packet.solicited = last && wqe.solicited;
     packet.kind = kind;
     packet.payload = payload;
     let bytes = packet.payload.len();
-    device.counters.packets_sent += 1;
+    device.counters.packets_sent += u64::from(packet.span);
     device.counters.bytes_sent += bytes as u64;
     device.outbox.push_back(packet);
     advance(qp, answered);
@@ -631,6 +661,11 @@ fn send(device: &mut Device, qp: &mut Qp, now: Instant) -> Step {
         qp.requester.unacked = psn::add(qp.requester.unacked, 1);
     }
     Step::Sent(bytes)
+}
+
+/// Whether what a queue pair sends is there at once, and its memory the receiver's to read until it says that it has.
+pub(super) fn is_ideal(device: &Device, qp: &Qp) -> bool {
+    qp.service.is_reliable() && device.port.link.is_ideal()
 }
 
 /// Bytes that a SEND's packet holds: a datagram is one packet whatever the queue pair's MTU field says.
@@ -667,12 +702,13 @@ fn address(device: &Device, qp: &Qp, wqe: &Wqe) -> Packet {
         pkey: device.port.pkey(usize::from(d.pkey_index)),
         qpn: d.remote_qpn,
         psn: 0,
+        span: 1,
         ack_request: false,
         solicited: false,
         deth: None,
         xrc_srqn: wqe.xrc_srqn,
         kind: Kind::Acknowledge(Verdict::Ack),
-        payload: Vec::new(),
+        payload: Payload::NONE,
     };
     if let Some(av) = wqe.destination {
         packet.destination_lid = av.lid;

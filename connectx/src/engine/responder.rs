@@ -5,9 +5,10 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use super::completion::{Completion, Failure, vendor};
+use super::lent::Data;
 use super::memory::{self, Accessor, Denied, Purpose, Range};
 use super::receive_queue::{Receive, deliver, fail_receive, scatter, take_receive};
-use super::requester::{Budget, accessor};
+use super::requester::{Budget, IDEAL_PACKET, accessor, is_ideal};
 use super::{atomic, completing, datagram, keys};
 use crate::ifc::event::kind;
 use crate::ifc::wqe::{cqe_opcode, syndrome};
@@ -16,6 +17,7 @@ use crate::objects::qp::{Qp, Service};
 use crate::wire::packet::{
     Atomic, Kind, Nak, Packet, Position, Reth, Rider, Transport, Verdict, psn,
 };
+use crate::wire::payload::{Lender, Payload};
 
 /// Answers that may wait.
 const MAX_JOBS: usize = 64;
@@ -85,11 +87,11 @@ pub fn wire_qpn(qp: &Qp) -> u32 {
 }
 
 /// A request has come.
-pub fn request(device: &mut Device, qp: &mut Qp, packet: &Packet) {
+pub fn request(device: &mut Device, qp: &mut Qp, packet: &Packet, data: Data<'_>) {
     match packet.transport {
-        Transport::Ud => datagram::receive(device, qp, packet),
-        Transport::Uc => unreliable(device, qp, packet),
-        Transport::Rc | Transport::Xrc => reliable(device, qp, packet),
+        Transport::Ud => datagram::receive(device, qp, packet, data),
+        Transport::Uc => unreliable(device, qp, packet, data),
+        Transport::Rc | Transport::Xrc => reliable(device, qp, packet, data),
     }
 }
 
@@ -101,9 +103,11 @@ enum Outcome {
     Answered,
     /// Refused: the answer, and what it does to the queue pair.
     Refused(Verdict),
+    /// The sender lost its data on the way: the message goes no further.
+    Broken,
 }
 
-fn reliable(device: &mut Device, qp: &mut Qp, packet: &Packet) {
+fn reliable(device: &mut Device, qp: &mut Qp, packet: &Packet, data: Data<'_>) {
     let distance = psn::distance(packet.psn, qp.responder.expected_psn);
     if distance > 0 {
         // One report for a gap; packets behind it are dropped (IBA 9.7.5.1.1).
@@ -120,23 +124,29 @@ fn reliable(device: &mut Device, qp: &mut Qp, packet: &Packet) {
         return;
     }
     if distance < 0 {
+        if distance + packet.span as i32 > 0 {
+            // It was several packets when the link was not ideal, of which some have come. The others are asked for.
+            let expected = qp.responder.expected_psn;
+            let nak = Kind::Acknowledge(Verdict::Nak(Nak::Sequence));
+            return reply(device, qp, packet, expected, nak);
+        }
         return duplicate(device, qp, packet);
     }
     qp.responder.sequence_reported = false;
-    match in_sequence(device, qp, packet) {
+    match in_sequence(device, qp, packet, data) {
         Outcome::Done => {
-            qp.responder.expected_psn = psn::add(packet.psn, 1);
+            qp.responder.expected_psn = packet.end_psn();
             if packet.ack_request {
                 reply(
                     device,
                     qp,
                     packet,
-                    packet.psn,
+                    psn::add(packet.psn, packet.span - 1),
                     Kind::Acknowledge(Verdict::Ack),
                 );
             }
         }
-        Outcome::Answered => {}
+        Outcome::Answered | Outcome::Broken => {}
         Outcome::Refused(verdict) => {
             reply(device, qp, packet, packet.psn, Kind::Acknowledge(verdict));
             if let Verdict::Nak(nak) = verdict {
@@ -147,7 +157,7 @@ fn reliable(device: &mut Device, qp: &mut Qp, packet: &Packet) {
 }
 
 /// A refused request stops the queue pair (IBA 9.9.3, class C).
-fn refuse(device: &mut Device, qp: &mut Qp, nak: Nak) {
+pub(super) fn refuse(device: &mut Device, qp: &mut Qp, nak: Nak) {
     device.counters.access_naks += 1;
     let event_type = match nak {
         Nak::RemoteAccess => Some(kind::WQ_ACCESS_ERROR),
@@ -202,14 +212,14 @@ fn duplicate(device: &mut Device, qp: &mut Qp, packet: &Packet) {
 const INVALID: Outcome = Outcome::Refused(Verdict::Nak(Nak::InvalidRequest));
 const NO_ACCESS: Outcome = Outcome::Refused(Verdict::Nak(Nak::RemoteAccess));
 
-fn in_sequence(device: &mut Device, qp: &mut Qp, packet: &Packet) -> Outcome {
+fn in_sequence(device: &mut Device, qp: &mut Qp, packet: &Packet, data: Data<'_>) -> Outcome {
     match &packet.kind {
-        Kind::Send { position, rider } => send(device, qp, packet, *position, *rider),
+        Kind::Send { position, rider } => send(device, qp, packet, data, *position, *rider),
         Kind::Write {
             position,
             reth,
             rider,
-        } => write(device, qp, packet, *position, *reth, *rider),
+        } => write(device, qp, packet, data, *position, *reth, *rider),
         Kind::ReadRequest(reth) => read(device, qp, packet, *reth),
         Kind::AtomicRequest {
             address,
@@ -231,6 +241,11 @@ fn fits(qp: &Qp, position: Position, is_send: bool) -> bool {
     }
 }
 
+/// Whether a packet is full, unless it is the last.
+fn is_whole(qp: &Qp, packet: &Packet, data: Data<'_>, position: Position) -> bool {
+    position.last || data.len() == qp.decoded.mtu * packet.span as usize
+}
+
 /// Completes a receive WQE; a completion queue that has failed is an error that the sender sees.
 fn completed(device: &mut Device, qp: &mut Qp, receive: &Receive, entry: Completion) -> Outcome {
     if deliver(device, qp, receive, entry) {
@@ -248,10 +263,11 @@ fn send(
     device: &mut Device,
     qp: &mut Qp,
     packet: &Packet,
+    data: Data<'_>,
     position: Position,
     rider: Rider,
 ) -> Outcome {
-    if !fits(qp, position, true) || !position.last && packet.payload.len() != qp.decoded.mtu {
+    if !fits(qp, position, true) || !is_whole(qp, packet, data, position) {
         return INVALID;
     }
     let (receive, received) = match qp.responder.incoming.take() {
@@ -267,7 +283,7 @@ fn send(
         qpn: qp.number,
     };
     let room: u64 = receive.scatter.iter().map(|sge| u64::from(sge.len)).sum();
-    if u64::from(received) + packet.payload.len() as u64 > room {
+    if u64::from(received) + data.len() as u64 > room {
         let rule = "a message fits into the receive WQE";
         device.refuse(
             format!("qp {:#x} receive {:#x}", qp.number, receive.index),
@@ -284,15 +300,12 @@ fn send(
         );
         return INVALID;
     }
-    if scatter(
-        device,
-        who,
-        &receive.scatter,
-        received as usize,
-        &packet.payload,
-    )
-    .is_err()
-    {
+    let written = scatter(device, who, &receive.scatter, received as usize, data);
+    if written == Err(Denied::Sender) {
+        qp.responder.incoming = Some(Incoming::Send { receive, received });
+        return Outcome::Broken;
+    }
+    if written.is_err() {
         fail_receive(
             device,
             qp,
@@ -301,7 +314,7 @@ fn send(
         );
         return Outcome::Refused(Verdict::Nak(Nak::RemoteOperation));
     }
-    let received = received + packet.payload.len() as u32;
+    let received = received + data.len() as u32;
     if !position.last {
         qp.responder.incoming = Some(Incoming::Send { receive, received });
         return Outcome::Done;
@@ -333,11 +346,12 @@ fn write(
     device: &mut Device,
     qp: &mut Qp,
     packet: &Packet,
+    data: Data<'_>,
     position: Position,
     reth: Option<Reth>,
     rider: Rider,
 ) -> Outcome {
-    if !fits(qp, position, false) || !position.last && packet.payload.len() != qp.decoded.mtu {
+    if !fits(qp, position, false) || !is_whole(qp, packet, data, position) {
         return INVALID;
     }
     let who = requester_of(device, qp, packet);
@@ -351,7 +365,7 @@ fn write(
         }
         _ => return INVALID,
     };
-    let total = u64::from(received) + packet.payload.len() as u64;
+    let total = u64::from(received) + data.len() as u64;
     if total > u64::from(reth.len) || position.last && total != u64::from(reth.len) {
         return INVALID;
     }
@@ -369,19 +383,13 @@ fn write(
         },
         _ => None,
     };
-    if !packet.payload.is_empty() {
+    if !data.is_empty() {
         let address = reth.address.wrapping_add(u64::from(received));
-        if memory::write(
-            device,
-            who,
-            reth.rkey,
-            address,
-            Purpose::RemoteWrite,
-            &packet.payload,
-        )
-        .is_err()
-        {
-            return NO_ACCESS;
+        let purpose = Purpose::RemoteWrite;
+        match memory::write(device, who, reth.rkey, address, purpose, data) {
+            Ok(()) => {}
+            Err(Denied::Sender) => return Outcome::Broken,
+            Err(_) => return NO_ACCESS,
         }
     }
     if !position.last {
@@ -522,7 +530,7 @@ fn atomic(
 }
 
 /// Without acknowledgements a gap only loses the message that it is in (IBA 9.8.2.2).
-fn unreliable(device: &mut Device, qp: &mut Qp, packet: &Packet) {
+fn unreliable(device: &mut Device, qp: &mut Qp, packet: &Packet, data: Data<'_>) {
     let (Kind::Send { position, .. } | Kind::Write { position, .. }) = &packet.kind else {
         return;
     };
@@ -537,7 +545,7 @@ fn unreliable(device: &mut Device, qp: &mut Qp, packet: &Packet) {
         device.counters.packets_dropped += 1;
         return;
     }
-    if let Outcome::Refused(Verdict::Nak(nak)) = in_sequence(device, qp, packet) {
+    if let Outcome::Refused(Verdict::Nak(nak)) = in_sequence(device, qp, packet, data) {
         refuse(device, qp, nak);
     }
 }
@@ -545,7 +553,7 @@ fn unreliable(device: &mut Device, qp: &mut Qp, packet: &Packet) {
 /// Sends an answer, after those that are waiting.
 fn reply(device: &mut Device, qp: &mut Qp, request: &Packet, psn: u32, kind: Kind) {
     if qp.responder.jobs.is_empty() {
-        let packet = response(device, qp, request.transport, psn, kind, Vec::new());
+        let packet = response(device, qp, request.transport, psn, kind, Payload::NONE);
         device.outbox.push_back(packet);
         device.counters.packets_sent += 1;
     } else {
@@ -559,7 +567,7 @@ fn response(
     transport: Transport,
     psn: u32,
     kind: Kind,
-    payload: Vec<u8>,
+    payload: Payload,
 ) -> Packet {
     Packet {
         source_lid: device.port.lid,
@@ -570,6 +578,7 @@ fn response(
         pkey: device.port.pkey(usize::from(qp.decoded.pkey_index)),
         qpn: qp.decoded.remote_qpn,
         psn,
+        span: 1,
         ack_request: false,
         solicited: false,
         deth: None,
@@ -586,6 +595,7 @@ pub fn run(device: &mut Device, qp: &mut Qp, budget: &mut Budget) -> bool {
     } else {
         Transport::Rc
     };
+    let ideal = is_ideal(device, qp);
     while let Some(job) = qp.responder.jobs.front_mut() {
         if !qp.state.answers() {
             qp.responder.jobs.clear();
@@ -594,9 +604,9 @@ pub fn run(device: &mut Device, qp: &mut Qp, budget: &mut Budget) -> bool {
         if budget.is_spent() {
             return true;
         }
-        let (psn, kind, payload) = match job {
+        let (psn, span, kind, payload) = match job {
             Job::Packet { psn, kind } => {
-                let out = (*psn, kind.clone(), Vec::new());
+                let out = (*psn, 1, kind.clone(), Payload::NONE);
                 qp.responder.jobs.pop_front();
                 out
             }
@@ -607,14 +617,27 @@ pub fn run(device: &mut Device, qp: &mut Qp, budget: &mut Budget) -> bool {
                 who,
             } => {
                 let (first_psn, reth, index, who) = (*psn, *reth, *sent, *who);
-                *sent += 1;
-                match read_piece(device, qp.decoded.mtu, who, reth, index) {
-                    Ok((position, payload)) => {
+                let mtu = qp.decoded.mtu;
+                let packets = (reth.len as usize).div_ceil(mtu).max(1) as u32;
+                let span = match ideal {
+                    true => (packets - index).min((IDEAL_PACKET / mtu) as u32),
+                    false => 1,
+                };
+                *sent += span;
+                let position = Position {
+                    first: index == 0,
+                    last: index + span == packets,
+                };
+                let offset = index as usize * mtu;
+                let len = (reth.len as usize - offset).min(span as usize * mtu);
+                match read_piece(device, who, reth, offset, len, ideal) {
+                    Ok(payload) => {
                         if position.last {
                             qp.responder.jobs.pop_front();
                         }
                         (
                             psn::add(first_psn, index),
+                            span,
                             Kind::ReadResponse { position },
                             payload,
                         )
@@ -627,7 +650,7 @@ pub fn run(device: &mut Device, qp: &mut Qp, budget: &mut Budget) -> bool {
                             transport,
                             psn::add(first_psn, index),
                             nak,
-                            Vec::new(),
+                            Payload::NONE,
                         );
                         device.outbox.push_back(packet);
                         refuse(device, qp, Nak::RemoteAccess);
@@ -637,41 +660,45 @@ pub fn run(device: &mut Device, qp: &mut Qp, budget: &mut Budget) -> bool {
             }
         };
         budget.spend(payload.len());
-        device.counters.packets_sent += 1;
+        device.counters.packets_sent += u64::from(span);
         device.counters.bytes_sent += payload.len() as u64;
-        let packet = response(device, qp, transport, psn, kind, payload);
+        let mut packet = response(device, qp, transport, psn, kind, payload);
+        packet.span = span;
         device.outbox.push_back(packet);
     }
     false
 }
 
-/// Data of a READ's response packet.
+/// Data of a READ's response packet: `len` bytes from `offset` on.
 fn read_piece(
     device: &Device,
-    mtu: usize,
     who: Accessor,
     reth: Reth,
-    index: u32,
-) -> Result<(Position, Vec<u8>), Denied> {
-    let offset = index as usize * mtu;
-    let rest = (reth.len as usize).saturating_sub(offset);
-    let mut payload = vec![0; rest.min(mtu)];
-    if !payload.is_empty() {
-        let address = reth.address.wrapping_add(offset as u64);
-        memory::read(
-            device,
-            who,
-            reth.rkey,
-            address,
-            Purpose::RemoteRead,
-            &mut payload,
-        )?;
+    offset: usize,
+    len: usize,
+    lend: bool,
+) -> Result<Payload, Denied> {
+    if len == 0 {
+        return Ok(Payload::NONE);
     }
-    Ok((
-        Position {
-            first: index == 0,
-            last: rest <= mtu,
-        },
-        payload,
-    ))
+    let address = reth.address.wrapping_add(offset as u64);
+    let purpose = Purpose::RemoteRead;
+    if lend {
+        let range = Range {
+            key: reth.rkey,
+            address,
+            len: len as u64,
+        };
+        memory::check(device, who, range, purpose)?;
+        let lender = Lender::Response {
+            qpn: who.qpn,
+            pd: who.pd,
+            rkey: reth.rkey,
+            address,
+        };
+        return Ok(Payload::Lent { lender, len });
+    }
+    let mut data = vec![0; len];
+    memory::read(device, who, reth.rkey, address, purpose, &mut data)?;
+    Ok(Payload::Bytes(data))
 }

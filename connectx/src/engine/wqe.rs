@@ -495,6 +495,26 @@ fn data_segments(wqe: &mut Wqe, mut rest: &[u8]) -> Result<(), Wrong> {
     Ok(())
 }
 
+/// The pieces of memory that hold `len` bytes from `offset` on of what a list names, as far as it reaches.
+pub fn part(list: &[Sge], offset: usize, len: usize) -> impl Iterator<Item = Sge> + '_ {
+    let (mut skip, mut left) = (offset, len);
+    list.iter().filter_map(move |sge| {
+        let size = sge.len as usize;
+        if skip >= size {
+            skip -= size;
+            return None;
+        }
+        let piece = (size - skip).min(left);
+        let address = sge.address.wrapping_add(skip as u64);
+        (skip, left) = (0, left - piece);
+        (piece > 0).then_some(Sge {
+            key: sge.key,
+            address,
+            len: piece as u32,
+        })
+    })
+}
+
 fn sge(segment: &[u8]) -> Sge {
     Sge {
         key: data::lkey.get32(segment),

@@ -8,11 +8,12 @@ use std::fs::File;
 use std::ops::Range as Bytes;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use memmap2::{MmapOptions, MmapRaw};
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use vm_memory::{VolatileMemory, VolatileSlice};
 
 use crate::platform::{Dma, DmaFault};
@@ -50,12 +51,13 @@ pub(super) struct Registry {
 }
 
 impl Registry {
+    /// Recursive: what is lent from here may be copied to here.
     fn ranges(&self) -> RwLockReadGuard<'_, Vec<Bytes<u64>>> {
-        self.ranges.read().unwrap_or_else(PoisonError::into_inner)
+        self.ranges.read_recursive()
     }
 
     fn ranges_mut(&self) -> RwLockWriteGuard<'_, Vec<Bytes<u64>>> {
-        self.ranges.write().unwrap_or_else(PoisonError::into_inner)
+        self.ranges.write()
     }
 
     /// Lets accesses reach a range.
@@ -171,6 +173,19 @@ impl Dma for Registry {
             let word = slice.get_atomic_ref::<AtomicU64>(0).ok()?;
             let result = word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, f);
             Some(result.unwrap_or_else(|unchanged| unchanged))
+        })
+    }
+
+    fn lend(
+        &self,
+        addr: u64,
+        len: usize,
+        write: bool,
+        f: &mut dyn FnMut(VolatileSlice<'_>),
+    ) -> Result<(), DmaFault> {
+        reach(self, addr, len, write, |slice| {
+            f(slice);
+            Some(())
         })
     }
 

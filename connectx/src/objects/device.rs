@@ -5,6 +5,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use vm_memory::VolatileSlice;
+
 use super::memory::{Mkey, Umem};
 use super::qp::Qp;
 use super::queue::{Cq, Eq, Srq};
@@ -93,6 +95,34 @@ impl Host {
         change: &mut dyn FnMut(u64) -> Option<u64>,
     ) -> Result<u64, DmaFault> {
         self.with_dma(addr, 8, true, |dma| dma.atomic64(addr, change))
+    }
+
+    /// Lends memory; see [`Dma::lend`].
+    pub fn lend(
+        &self,
+        addr: u64,
+        len: usize,
+        write: bool,
+        f: &mut dyn FnMut(VolatileSlice<'_>),
+    ) -> Result<(), DmaFault> {
+        self.with_dma(addr, len, write, |dma| dma.lend(addr, len, write, f))
+    }
+
+    /// Copies other memory to `addr`.
+    pub fn fill(&self, addr: u64, from: VolatileSlice<'_>) -> Result<(), DmaFault> {
+        let mut rest = from;
+        self.lend(addr, from.len(), true, &mut |to| {
+            // A piece is never longer than what was asked for and not given yet.
+            if let Ok((head, tail)) = rest.split_at(to.len()) {
+                head.copy_to_volatile_slice(to);
+                rest = tail;
+            }
+        })
+    }
+
+    /// The memory, if it may be reached now.
+    pub fn dma(&self) -> Option<Arc<dyn Dma>> {
+        self.dma.clone().filter(|_| self.bus_master)
     }
 
     /// Raises an interrupt.
@@ -196,6 +226,8 @@ pub struct Device {
     pub runnable: VecDeque<u32>,
     /// Deadlines of queue pairs.
     pub timers: Timers,
+    /// Send WQEs fetched so far, which numbers them.
+    pub fetched: u64,
     /// Packets to be sent.
     pub outbox: VecDeque<Packet>,
     /// Event counters.
@@ -232,6 +264,7 @@ impl Device {
             multicast: Vec::new(),
             runnable: VecDeque::new(),
             timers: Timers::default(),
+            fetched: 0,
             outbox: VecDeque::new(),
             counters: Counters::default(),
             faults: Faults::default(),

@@ -4,13 +4,16 @@
 //! One lock guards all of it. What a doorbell starts is done by the caller at once as long as it is little, which keeps
 //! latency low; the rest, and what timers start, is done by the engine thread.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use super::packet::Packet;
+use super::packet::{Kind, Nak, Packet, Verdict};
+use super::payload::Payload;
 use super::port::PortState;
+use crate::engine::lent::{self, Located};
+use crate::engine::memory::Denied;
 use crate::engine::receive;
 use crate::engine::requester::Budget;
 use crate::log::Referee;
@@ -38,12 +41,14 @@ const MULTICAST_LID: u16 = 0xc000;
 
 struct State {
     devices: Vec<Device>,
-    /// Packets on the wire and the function that they go to.
-    transit: VecDeque<(usize, Packet)>,
+    /// Where the data of the packet at hand is.
+    located: Located,
     /// Packets on slow links, by the time of their arrival and the order of their sending.
     slow: BTreeMap<(Instant, u64), (usize, Packet)>,
     /// Packets sent over slow links.
     sent_slow: u64,
+    /// Function whose packets are looked at first.
+    sending: usize,
     /// Function that is looked at first for work.
     turn: usize,
     /// When the engine thread wakes by itself.
@@ -88,9 +93,10 @@ impl Fabric {
     pub fn polled(referee: Referee) -> Arc<Self> {
         let state = State {
             devices: Vec::new(),
-            transit: VecDeque::new(),
+            located: Located::default(),
             slow: BTreeMap::new(),
             sent_slow: 0,
+            sending: 0,
             turn: 0,
             wakes_at: Instant::now(),
         };
@@ -203,19 +209,14 @@ impl State {
     fn work(&mut self, mut budget: Budget) -> bool {
         let mut now = Instant::now();
         loop {
-            self.collect();
             if budget.is_spent() {
-                return !self.transit.is_empty()
-                    || self
-                        .devices
-                        .iter()
-                        .any(|device| !device.runnable.is_empty());
+                let left =
+                    |device: &Device| !device.outbox.is_empty() || !device.runnable.is_empty();
+                return self.devices.iter().any(left);
             }
-            if let Some((index, packet)) = self.transit.pop_front() {
+            if let Some((from, packet)) = self.next_packet() {
                 budget.spend(packet.payload.len());
-                if let Some(device) = self.devices.get_mut(index) {
-                    receive::packet(device, &packet, now);
-                }
+                self.send(from, packet, now);
                 continue;
             }
             if self.run_one(now, &mut budget) {
@@ -223,10 +224,23 @@ impl State {
             }
             // Nothing is under way, so what has not been answered by now is lost.
             now = Instant::now();
-            if !self.arrive(now) && !self.run_timer(now) {
+            if !self.arrive(now, &mut budget) && !self.run_timer(now) {
                 return false;
             }
         }
+    }
+
+    /// The next packet that a function has sent, and the function.
+    fn next_packet(&mut self) -> Option<(usize, Packet)> {
+        let count = self.devices.len();
+        for _ in 0..count {
+            let from = self.sending;
+            if let Some(packet) = self.devices[from].outbox.pop_front() {
+                return Some((from, packet));
+            }
+            self.sending = (from + 1) % count;
+        }
+        None
     }
 
     /// Gives the next queue pair with work its turn.
@@ -250,10 +264,16 @@ impl State {
     }
 
     /// Takes a packet off a slow link.
-    fn arrive(&mut self, now: Instant) -> bool {
+    fn arrive(&mut self, now: Instant, budget: &mut Budget) -> bool {
         match self.slow.first_entry() {
             Some(first) if first.key().0 <= now => {
-                self.transit.push_back(first.remove());
+                let (to, packet) = first.remove();
+                budget.spend(packet.payload.len());
+                // It is on its way: nothing of it is lent.
+                if let Payload::Bytes(bytes) = &packet.payload {
+                    let data = bytes.as_slice().into();
+                    receive::packet(&mut self.devices[to], &packet, data, now);
+                }
                 true
             }
             _ => false,
@@ -270,48 +290,76 @@ impl State {
         false
     }
 
-    /// Takes what functions have sent and puts it on the wire.
-    fn collect(&mut self) {
-        for index in 0..self.devices.len() {
-            while let Some(packet) = self.devices[index].outbox.pop_front() {
-                if self.devices[index].port.state != PortState::Active {
-                    self.devices[index].counters.packets_dropped += 1;
-                    continue;
-                }
-                self.forward(index, packet);
-            }
-        }
-    }
-
-    /// The switch: to the port with the LID, or to all for a multicast LID.
-    fn forward(&mut self, from: usize, packet: Packet) {
-        if self.devices[from].port.link.loses() {
-            self.devices[from].counters.packets_lost += 1;
+    /// The port of the sender, and the switch: to the port with the LID, or to all for a multicast LID.
+    fn send(&mut self, from: usize, packet: Packet, now: Instant) {
+        let device = &mut self.devices[from];
+        if device.port.state != PortState::Active {
+            device.counters.packets_dropped += u64::from(packet.span);
             return;
         }
-        let delay = self.devices[from].port.link.delay;
+        if device.port.link.loses() {
+            device.counters.packets_lost += u64::from(packet.span);
+            return;
+        }
         if packet.destination_lid >= MULTICAST_LID {
             for to in 0..self.devices.len() {
-                self.deliver(to, packet.clone(), delay);
+                self.forward(from, to, packet.clone(), now);
             }
             return;
         }
+        let lid = packet.destination_lid;
         match self
             .devices
             .iter()
-            .position(|device| device.port.lid == packet.destination_lid)
+            .position(|device| device.port.lid == lid)
         {
-            Some(to) => self.deliver(to, packet, delay),
-            None => self.devices[from].counters.packets_dropped += 1,
+            Some(to) => self.forward(from, to, packet, now),
+            None => self.devices[from].counters.packets_dropped += u64::from(packet.span),
         }
     }
 
-    fn deliver(&mut self, to: usize, packet: Packet, delay: Duration) {
+    /// The link.
+    fn forward(&mut self, from: usize, to: usize, mut packet: Packet, now: Instant) {
+        let delay = self.devices[from].port.link.delay;
         if delay.is_zero() {
-            return self.transit.push_back((to, packet));
+            return self.deliver(from, to, packet, now);
         }
-        self.sent_slow += 1;
-        self.slow
-            .insert((Instant::now() + delay, self.sent_slow), (to, packet));
+        // The link may have become slow since the packet was made.
+        match lent::take(&mut self.devices[from], &mut packet.payload) {
+            true => {
+                self.sent_slow += 1;
+                self.slow
+                    .insert((Instant::now() + delay, self.sent_slow), (to, packet));
+            }
+            false => self.devices[from].counters.packets_dropped += u64::from(packet.span),
+        }
+    }
+
+    /// A packet arrives at a function at once.
+    fn deliver(&mut self, from: usize, to: usize, mut packet: Packet, now: Instant) {
+        let located = &mut self.located;
+        let denied = match lent::locate(&self.devices[from], &packet.payload, located) {
+            Ok(Some(data)) => {
+                receive::packet(&mut self.devices[to], &packet, data, now);
+                if !self.located.take_broken() {
+                    return;
+                }
+                Denied::Dma
+            }
+            Ok(None) => {
+                self.devices[from].counters.packets_dropped += u64::from(packet.span);
+                return;
+            }
+            Err(denied) => denied,
+        };
+        let Payload::Lent { lender, .. } = packet.payload else {
+            return;
+        };
+        if lent::failed(&mut self.devices[from], lender, denied) {
+            packet.span = 1;
+            packet.kind = Kind::Acknowledge(Verdict::Nak(Nak::RemoteAccess));
+            let nothing: &[u8] = &[];
+            receive::packet(&mut self.devices[to], &packet, nothing.into(), now);
+        }
     }
 }

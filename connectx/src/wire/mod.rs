@@ -3,6 +3,7 @@
 
 pub mod fabric;
 pub mod packet;
+pub mod payload;
 pub mod port;
 
 pub use fabric::Fabric;

@@ -2,6 +2,8 @@
 //! Packets of the InfiniBand transport, decoded. What a header says is a field here; the names are those of the
 //! InfiniBand Architecture Specification, volume 1, chapter 9.
 
+use super::payload::Payload;
+
 /// Place of a packet in its message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Position {
@@ -145,6 +147,8 @@ pub struct Packet {
     pub qpn: u32,
     /// Sequence number, 24 bits.
     pub psn: u32,
+    /// Sequence numbers that it takes: over an ideal link one packet stands for several of an MTU each.
+    pub span: u32,
     /// An acknowledgement is asked for.
     pub ack_request: bool,
     /// Solicited event.
@@ -156,7 +160,14 @@ pub struct Packet {
     /// What it does.
     pub kind: Kind,
     /// Data.
-    pub payload: Vec<u8>,
+    pub payload: Payload,
+}
+
+impl Packet {
+    /// Sequence number after it.
+    pub fn end_psn(&self) -> u32 {
+        psn::add(self.psn, self.span)
+    }
 }
 
 /// Arithmetic on sequence numbers, which wrap at 24 bits.

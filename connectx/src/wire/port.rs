@@ -49,6 +49,11 @@ pub struct Link {
 }
 
 impl Link {
+    /// Whether every packet that is sent is there at once.
+    pub fn is_ideal(&self) -> bool {
+        self.loss == 0 && self.delay.is_zero()
+    }
+
     /// Whether the next packet is lost.
     pub fn loses(&mut self) -> bool {
         if self.loss == 0 {
