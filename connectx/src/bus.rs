@@ -151,6 +151,17 @@ impl Dma for Port {
         })
     }
 
+    fn write_entry(&self, addr: u64, entry: &[u8]) -> Result<(), DmaFault> {
+        self.system.write_entry(addr, entry).or_else(|fault| {
+            let last = entry.len().saturating_sub(8);
+            self.peer_memory(whole(addr, entry.len(), true), |m, at| {
+                m.write(at, &entry[..last])?;
+                m.publish(at + last as u64, &entry[last..])
+            })
+            .map_err(|_| fault)
+        })
+    }
+
     fn atomic64(&self, addr: u64, f: &mut dyn FnMut(u64) -> Option<u64>) -> Result<u64, DmaFault> {
         self.system.atomic64(addr, f).or_else(|fault| {
             self.peer_memory(whole(addr, 8, true), |m, at| m.atomic64(at, f))

@@ -140,6 +140,22 @@ impl DmaTable {
         memory.publish(offset, buf).map_err(|_| fault)
     }
 
+    /// Writes an entry of a queue; see [`Dma::write_entry`](crate::platform::Dma::write_entry).
+    pub fn write_entry(&self, addr: u64, entry: &[u8]) -> Result<(), DmaFault> {
+        let fault = DmaFault {
+            addr,
+            len: entry.len(),
+            write: true,
+        };
+        let state = self.state();
+        let (memory, offset) = state.find(addr).ok_or(fault)?;
+        let (body, last) = entry.split_at(entry.len().saturating_sub(8));
+        memory
+            .write(offset, body)
+            .and_then(|()| memory.publish(offset + body.len() as u64, last))
+            .map_err(|_| fault)
+    }
+
     /// An atomic read-modify-write; see [`SharedMemory::atomic64`].
     pub fn atomic64(
         &self,

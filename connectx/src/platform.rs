@@ -27,6 +27,12 @@ pub trait Dma: Send + Sync {
     /// One store of a naturally aligned 1-, 2-, 4- or 8-byte `buf` that is seen whole, and after every earlier write.
     /// Any other length or alignment is a fault.
     fn publish(&self, addr: u64, buf: &[u8]) -> Result<(), DmaFault>;
+    /// Writes an entry of a queue: its last 8 bytes, which are aligned, in one store after all others.
+    fn write_entry(&self, addr: u64, entry: &[u8]) -> Result<(), DmaFault> {
+        let (body, last) = entry.split_at(entry.len().saturating_sub(8));
+        self.write(addr, body)?;
+        self.publish(addr.wrapping_add(body.len() as u64), last)
+    }
     /// A 64-bit add-and-fetch-old or compare-and-swap on an aligned quadword, atomic to the CPUs that share the memory.
     /// `f` maps the old native-endian value to the new one, or `None` to leave it; the old value is returned. When a CPU
     /// changes the quadword meanwhile, `f` is asked again.

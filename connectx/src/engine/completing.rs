@@ -102,6 +102,7 @@ pub fn flush_send(device: &mut Device, qp: &mut Qp) {
     }
     qp.requester.cursor = 0;
     qp.requester.sent = 0;
+    qp.requester.window.clear();
     if let (Some(_), Ok(word)) = (
         qp.queues.log_send,
         device.host.read_be32(qp.decoded.dbr + dbr::SEND),
@@ -114,7 +115,8 @@ pub fn flush_send(device: &mut Device, qp: &mut Qp) {
         if available == 0 || u32::from(available) > most {
             return;
         }
-        let wqe = match wqe::fetch(&device.host, qp, qp.requester.fetched, available) {
+        let fetched = qp.requester.fetched;
+        let wqe = match wqe::fetch(&device.host, qp, fetched, available) {
             Fetched::Wqe(wqe) => wqe,
             Fetched::Malformed(wrong) => placeholder(wrong.index, wrong.blocks, wrong.opcode),
             Fetched::Unreachable => return,

@@ -166,12 +166,10 @@ pub fn post(device: &mut Device, cqn: u32, completion: &Completion) -> bool {
     let offset = u64::from(slot) * cq.entry + (cq.entry - cqe::SIZE as u64);
     // The last quadword makes the entry valid, so it must be seen last; it is seen whole, so that in a collapsed queue the
     // counter of one completion is never there with the opcode of another.
-    let last = cqe::SIZE - 8;
-    let written = cq.buffer.locate(offset).is_some_and(|(addr, _)| {
-        let body = device.host.write(addr, &entry[..last]);
-        body.and_then(|()| device.host.publish(addr + last as u64, &entry[last..]))
-            .is_ok()
-    });
+    let written = cq
+        .buffer
+        .locate(offset)
+        .is_some_and(|(addr, _)| device.host.write_entry(addr, &entry).is_ok());
     if !written {
         cq.status = CqStatus::WriteFail;
         event::cq_error(device, cqn, cq_error::ACCESS_VIOLATION);

@@ -240,6 +240,20 @@ pub fn check(device: &Device, who: Accessor, range: Range, purpose: Purpose) -> 
 pub(super) type PieceFn<'a> =
     dyn FnMut(&Host, u64, std::ops::Range<usize>) -> Result<(), Denied> + 'a;
 
+/// Bus address of a range that lies in one page, as most do.
+#[inline]
+fn in_one_page(key: &Mkey, range: Range) -> Option<u64> {
+    let Translation::Pages { pages, page_offset } = &key.translation else {
+        return None;
+    };
+    let offset = range
+        .address
+        .wrapping_sub(key.start)
+        .wrapping_add(*page_offset);
+    let (bus, left) = pages.locate(offset)?;
+    (range.len > 0 && range.len <= left).then_some(bus)
+}
+
 /// Calls `f` for each contiguous piece of a range, once it is known to be permitted.
 pub(super) fn each(
     device: &Device,
@@ -252,6 +266,9 @@ pub(super) fn each(
     let mut on_host = |bus, part| f(&device.host, bus, part);
     examine(keys, who, range, purpose)
         .and_then(|key| {
+            if let Some(bus) = in_one_page(key, range) {
+                return on_host(bus, 0..range.len as usize);
+            }
             walk(
                 keys,
                 key,

@@ -16,6 +16,7 @@ mod receive_queue;
 pub mod requester;
 pub mod responder;
 pub mod timer;
+mod window;
 pub mod wqe;
 
 pub use completing::to_error;

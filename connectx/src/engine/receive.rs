@@ -15,7 +15,7 @@ use crate::wire::port::PortState;
 /// Queue pair number of multicast packets.
 const MULTICAST_QPN: u32 = 0xff_ffff;
 
-/// Queue pairs that a packet is for.
+/// Queue pairs that a packet to one of the special numbers is for.
 fn targets(device: &Device, packet: &Packet) -> Vec<u32> {
     let special = |service| {
         device
@@ -40,7 +40,7 @@ fn targets(device: &Device, packet: &Packet) -> Vec<u32> {
                 .map(|(_, qpn)| *qpn)
                 .collect()
         }
-        qpn => vec![qpn],
+        _ => Vec::new(),
     }
 }
 
@@ -68,25 +68,33 @@ pub fn packet(device: &mut Device, packet: &Packet, data: Data<'_>, now: Instant
         device.counters.packets_dropped += 1;
         return;
     }
-    for qpn in targets(device, packet) {
-        let Some(mut qp) = device.qps.borrow_out(qpn) else {
-            device.counters.packets_dropped += 1;
-            continue;
-        };
-        if takes(device, &qp, packet) {
-            device.counters.packets_received += u64::from(packet.span);
-            match packet.kind {
-                Kind::ReadResponse { .. } | Kind::AtomicResponse { .. } | Kind::Acknowledge(_) => {
-                    answers::answer(device, &mut qp, packet, data, now);
-                }
-                _ => responder::request(device, &mut qp, packet, data),
-            }
-        } else {
-            device.counters.packets_dropped += 1;
-        }
-        device.qps.put_back(qpn, qp);
-        device.schedule(qpn);
+    if packet.qpn > 1 && packet.qpn != MULTICAST_QPN {
+        return arrive(device, packet.qpn, packet, data, now);
     }
+    for qpn in targets(device, packet) {
+        arrive(device, qpn, packet, data, now);
+    }
+}
+
+/// A packet has arrived for a queue pair.
+fn arrive(device: &mut Device, qpn: u32, packet: &Packet, data: Data<'_>, now: Instant) {
+    let Some(mut qp) = device.qps.borrow_out(qpn) else {
+        device.counters.packets_dropped += 1;
+        return;
+    };
+    if takes(device, &qp, packet) {
+        device.counters.packets_received += u64::from(packet.span);
+        match packet.kind {
+            Kind::ReadResponse { .. } | Kind::AtomicResponse { .. } | Kind::Acknowledge(_) => {
+                answers::answer(device, &mut qp, packet, data, now);
+            }
+            _ => responder::request(device, &mut qp, packet, data),
+        }
+    } else {
+        device.counters.packets_dropped += 1;
+    }
+    device.qps.put_back(qpn, qp);
+    device.schedule(qpn);
 }
 
 /// Runs both halves of a queue pair for a while. Returns whether there is more to do at once.

@@ -7,7 +7,7 @@ use super::completion::{self, Completion, Failure, error_opcode, vendor};
 use super::event;
 use super::lent::Data;
 use super::memory::{self, Accessor, Denied, Purpose};
-use super::wqe::{Sge, part, scatter_list};
+use super::wqe::{Sge, SgeList, part, scatter_list};
 use crate::ifc::event::kind;
 use crate::ifc::wqe::{SEGMENT, dbr, srq_next, syndrome};
 use crate::objects::device::Device;
@@ -28,7 +28,7 @@ const ERROR_POLLS: u32 = 500;
 pub(super) struct Receive {
     /// As in its CQE: counter of the receive queue, or place in the shared one.
     pub(super) index: u16,
-    pub(super) scatter: Vec<Sge>,
+    pub(super) scatter: SgeList,
     /// Who owns the memory: protection domain of the queue.
     pub(super) pd: u32,
     /// Of an XRC SRQ: where to complete to, and the user index.
@@ -237,7 +237,7 @@ pub fn flush(device: &mut Device, qp: &mut Qp) -> u32 {
             qp.responder.consumed = qp.responder.consumed.wrapping_add(1);
             let receive = Receive {
                 index,
-                scatter: Vec::new(),
+                scatter: SgeList::new(),
                 pd: qp.decoded.pd,
                 complete_to: None,
             };

@@ -11,7 +11,8 @@ use super::answers::expect_answer;
 use super::completing::{complete, fatal};
 use super::completion::{Failure, vendor};
 use super::memory::{self, Accessor, Denied, Purpose};
-use super::wqe::{self, Fetched, Operation, Wqe, part};
+use super::window::Window;
+use super::wqe::{self, Fetched, Operation, SgeList, Wqe, part};
 use super::{keys, responder};
 use crate::ifc::event::kind;
 use crate::ifc::wqe::{dbr, syndrome};
@@ -79,6 +80,7 @@ pub struct Requester {
     /// Oldest sequence number without an answer.
     pub(super) unacked: u32,
     pub(super) flights: VecDeque<Flight>,
+    pub(super) window: Window,
     /// Flight being sent, and how many of its packets have been.
     pub(super) cursor: usize,
     pub(super) sent: u32,
@@ -135,6 +137,14 @@ impl Requester {
 
     /// Request packets that have been sent and not answered.
     fn unanswered(&self) -> u32 {
+        // With READs, which take more numbers than packets, this is too much.
+        let at_most = match self.flights.get(self.cursor) {
+            Some(flight) => psn::distance(psn::add(flight.first_psn, self.sent), self.unacked),
+            None => psn::distance(self.next_psn, self.unacked),
+        };
+        if (0..MAX_UNANSWERED as i32).contains(&at_most) {
+            return at_most as u32;
+        }
         let started = self
             .flights
             .iter()
@@ -286,6 +296,7 @@ pub fn run(device: &mut Device, qp: &mut Qp, budget: &mut Budget, now: Instant) 
     if qp.state != State::ReadyToSend {
         return false;
     }
+    qp.requester.window.clear();
     loop {
         complete(device, qp);
         if qp.state != State::ReadyToSend || qp.requester.pause_until.is_some() {
@@ -321,7 +332,8 @@ fn take_next(device: &mut Device, qp: &mut Qp) -> bool {
     {
         return false;
     }
-    let (wqe, failure) = match wqe::fetch(&device.host, qp, requester.fetched, available) {
+    let index = requester.fetched;
+    let (wqe, failure) = match wqe::fetch(&device.host, qp, index, available) {
         Fetched::Wqe(wqe) => {
             let too_long = wqe.len > 1 << qp.decoded.log_msg_max
                 || qp.service.is_datagram() && wqe.len as usize > device.port.mtu();
@@ -356,7 +368,7 @@ fn take_next(device: &mut Device, qp: &mut Qp) -> bool {
         }
         Fetched::Unreachable => {
             let failure = Failure::new(syndrome::LOCAL_QP_OP, vendor::WQE_FETCH);
-            (placeholder(requester.fetched, 1, 0), Some(failure))
+            (placeholder(index, 1, 0), Some(failure))
         }
     };
     let failure = failure.or_else(|| device.faults.failure(qp.number));
@@ -397,7 +409,7 @@ pub(super) fn placeholder(index: u16, blocks: u16, opcode: u8) -> Wqe {
         operation: Operation::Nop,
         destination: None,
         xrc_srqn: None,
-        gather: Vec::new(),
+        gather: SgeList::new(),
         inline: Vec::new(),
         len: 0,
         update: None,

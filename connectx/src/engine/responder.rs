@@ -51,6 +51,8 @@ pub struct Responder {
     /// Receive WQEs taken from the queue pair's own queue.
     pub consumed: u32,
     incoming: Option<Incoming>,
+    /// Newest sequence number to be acknowledged. One acknowledgement stands for all that comes before the wire is empty.
+    ack_due: Option<u32>,
     /// A sequence error has been reported and the missing packet not come yet.
     sequence_reported: bool,
     jobs: VecDeque<Job>,
@@ -116,7 +118,6 @@ fn reliable(device: &mut Device, qp: &mut Qp, packet: &Packet, data: Data<'_>) {
             reply(
                 device,
                 qp,
-                packet,
                 expected,
                 Kind::Acknowledge(Verdict::Nak(Nak::Sequence)),
             );
@@ -128,7 +129,7 @@ fn reliable(device: &mut Device, qp: &mut Qp, packet: &Packet, data: Data<'_>) {
             // It was several packets when the link was not ideal, of which some have come. The others are asked for.
             let expected = qp.responder.expected_psn;
             let nak = Kind::Acknowledge(Verdict::Nak(Nak::Sequence));
-            return reply(device, qp, packet, expected, nak);
+            return reply(device, qp, expected, nak);
         }
         return duplicate(device, qp, packet);
     }
@@ -137,18 +138,15 @@ fn reliable(device: &mut Device, qp: &mut Qp, packet: &Packet, data: Data<'_>) {
         Outcome::Done => {
             qp.responder.expected_psn = packet.end_psn();
             if packet.ack_request {
-                reply(
-                    device,
-                    qp,
-                    packet,
-                    psn::add(packet.psn, packet.span - 1),
-                    Kind::Acknowledge(Verdict::Ack),
-                );
+                let newest = psn::add(packet.psn, packet.span - 1);
+                if qp.responder.ack_due.replace(newest).is_none() {
+                    device.acks.push(qp.number);
+                }
             }
         }
         Outcome::Answered | Outcome::Broken => {}
         Outcome::Refused(verdict) => {
-            reply(device, qp, packet, packet.psn, Kind::Acknowledge(verdict));
+            reply(device, qp, packet.psn, Kind::Acknowledge(verdict));
             if let Verdict::Nak(nak) = verdict {
                 refuse(device, qp, nak);
             }
@@ -178,6 +176,7 @@ fn duplicate(device: &mut Device, qp: &mut Qp, packet: &Packet) {
                 return;
             }
             let who = requester_of(device, qp, packet);
+            send_ack(device, qp);
             qp.responder.jobs.push_back(Job::Read {
                 psn: packet.psn,
                 reth: *reth,
@@ -193,18 +192,12 @@ fn duplicate(device: &mut Device, qp: &mut Qp, packet: &Packet) {
                 .find(|(psn, _)| *psn == packet.psn)
                 .map(|(_, original)| *original);
             if let Some(original) = result {
-                reply(
-                    device,
-                    qp,
-                    packet,
-                    packet.psn,
-                    Kind::AtomicResponse { original },
-                );
+                reply(device, qp, packet.psn, Kind::AtomicResponse { original });
             }
         }
         _ => {
             let newest = psn::add(qp.responder.expected_psn, psn::MASK);
-            reply(device, qp, packet, newest, Kind::Acknowledge(Verdict::Ack));
+            reply(device, qp, newest, Kind::Acknowledge(Verdict::Ack));
         }
     }
 }
@@ -462,6 +455,7 @@ fn read(device: &mut Device, qp: &mut Qp, packet: &Packet, reth: Reth) -> Outcom
     }
     let packets = (reth.len as usize).div_ceil(qp.decoded.mtu).max(1) as u32;
     qp.responder.expected_psn = psn::add(packet.psn, packets);
+    send_ack(device, qp);
     qp.responder.jobs.push_back(Job::Read {
         psn: packet.psn,
         reth,
@@ -519,13 +513,7 @@ fn atomic(
     }
     qp.responder.atomics.push_back((packet.psn, original));
     qp.responder.expected_psn = psn::add(packet.psn, 1);
-    reply(
-        device,
-        qp,
-        packet,
-        packet.psn,
-        Kind::AtomicResponse { original },
-    );
+    reply(device, qp, packet.psn, Kind::AtomicResponse { original });
     Outcome::Answered
 }
 
@@ -550,10 +538,33 @@ fn unreliable(device: &mut Device, qp: &mut Qp, packet: &Packet, data: Data<'_>)
     }
 }
 
+/// Sends the acknowledgements that are due. They are never due while nobody works: a receiver may go once it has a message.
+pub fn send_acks(device: &mut Device) {
+    let mut due = std::mem::take(&mut device.acks);
+    for qpn in due.drain(..) {
+        if let Some(mut qp) = device.qps.borrow_out(qpn) {
+            send_ack(device, &mut qp);
+            device.qps.put_back(qpn, qp);
+        }
+    }
+    device.acks = due;
+}
+
+fn send_ack(device: &mut Device, qp: &mut Qp) {
+    if let Some(psn) = qp.responder.ack_due.take() {
+        answer(device, qp, psn, Kind::Acknowledge(Verdict::Ack));
+    }
+}
+
 /// Sends an answer, after those that are waiting.
-fn reply(device: &mut Device, qp: &mut Qp, request: &Packet, psn: u32, kind: Kind) {
+fn reply(device: &mut Device, qp: &mut Qp, psn: u32, kind: Kind) {
+    send_ack(device, qp);
+    answer(device, qp, psn, kind);
+}
+
+fn answer(device: &mut Device, qp: &mut Qp, psn: u32, kind: Kind) {
     if qp.responder.jobs.is_empty() {
-        let packet = response(device, qp, request.transport, psn, kind, Payload::NONE);
+        let packet = response(device, qp, psn, kind, Payload::NONE);
         device.outbox.push_back(packet);
         device.counters.packets_sent += 1;
     } else {
@@ -561,14 +572,11 @@ fn reply(device: &mut Device, qp: &mut Qp, request: &Packet, psn: u32, kind: Kin
     }
 }
 
-fn response(
-    device: &Device,
-    qp: &Qp,
-    transport: Transport,
-    psn: u32,
-    kind: Kind,
-    payload: Payload,
-) -> Packet {
+fn response(device: &Device, qp: &Qp, psn: u32, kind: Kind, payload: Payload) -> Packet {
+    let transport = match qp.service {
+        Service::Xrc => Transport::Xrc,
+        _ => Transport::Rc,
+    };
     Packet {
         source_lid: device.port.lid,
         destination_lid: qp.decoded.remote_lid,
@@ -590,11 +598,6 @@ fn response(
 
 /// Sends waiting answers for a while. Returns whether there are more.
 pub fn run(device: &mut Device, qp: &mut Qp, budget: &mut Budget) -> bool {
-    let transport = if qp.service == Service::Xrc {
-        Transport::Xrc
-    } else {
-        Transport::Rc
-    };
     let ideal = is_ideal(device, qp);
     while let Some(job) = qp.responder.jobs.front_mut() {
         if !qp.state.answers() {
@@ -644,14 +647,8 @@ pub fn run(device: &mut Device, qp: &mut Qp, budget: &mut Budget) -> bool {
                     }
                     Err(_) => {
                         let nak = Kind::Acknowledge(Verdict::Nak(Nak::RemoteAccess));
-                        let packet = response(
-                            device,
-                            qp,
-                            transport,
-                            psn::add(first_psn, index),
-                            nak,
-                            Payload::NONE,
-                        );
+                        let packet =
+                            response(device, qp, psn::add(first_psn, index), nak, Payload::NONE);
                         device.outbox.push_back(packet);
                         refuse(device, qp, Nak::RemoteAccess);
                         return false;
@@ -662,7 +659,7 @@ pub fn run(device: &mut Device, qp: &mut Qp, budget: &mut Budget) -> bool {
         budget.spend(payload.len());
         device.counters.packets_sent += u64::from(span);
         device.counters.bytes_sent += payload.len() as u64;
-        let mut packet = response(device, qp, transport, psn, kind, payload);
+        let mut packet = response(device, qp, psn, kind, payload);
         packet.span = span;
         device.outbox.push_back(packet);
     }

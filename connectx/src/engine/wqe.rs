@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Work queue entries: fetching them from the send queue and taking them apart.
 
+use smallvec::SmallVec;
+
 use crate::cmd::caps::Capabilities;
 use crate::ifc::context::mkc;
 use crate::ifc::wqe::{
@@ -10,6 +12,12 @@ use crate::ifc::wqe::{
 use crate::objects::device::Host;
 use crate::objects::qp::{Qp, Service};
 use crate::wire::packet::{Atomic, Rider};
+
+/// Longest WQE.
+const MAX_LEN: usize = Capabilities::MAX_WQE as usize;
+
+/// Pieces of local memory, of which there are seldom many.
+pub type SgeList = SmallVec<[Sge; 2]>;
 
 /// A piece of local memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,7 +101,7 @@ pub struct Wqe {
     pub operation: Operation,
     pub destination: Option<AddressVector>,
     pub xrc_srqn: Option<u32>,
-    pub gather: Vec<Sge>,
+    pub gather: SgeList,
     /// Data inside the WQE, which replaces `gather`.
     pub inline: Vec<u8>,
     /// Bytes of the message.
@@ -143,26 +151,13 @@ pub enum Fetched {
 }
 
 /// Reads the WQE at basic block `index`, of which `available` blocks are posted.
-pub fn fetch(host: &Host, qp: &Qp, index: u16, available: u16) -> Fetched {
-    let Some(log_size) = qp.queues.log_send else {
+pub fn fetch(host: &Host, qp: &mut Qp, index: u16, available: u16) -> Fetched {
+    let window = &mut qp.requester.window;
+    let Some(first) = window.block(host, &qp.queues, index, available) else {
         return Fetched::Unreachable;
     };
-    let mut raw = [0u8; BASIC_BLOCK * 16];
-    let read_block = |block: u16, into: &mut [u8]| {
-        let slot = u64::from(index.wrapping_add(block)) & ((1 << log_size) - 1);
-        let offset = qp.queues.send_start + slot * BASIC_BLOCK as u64;
-        // A block may lie across two pages only when the buffer starts unaligned to blocks.
-        qp.queues
-            .buffer
-            .locate(offset)
-            .filter(|(_, left)| *left >= BASIC_BLOCK as u64)
-            .is_some_and(|(addr, _)| host.read(addr, into).is_ok())
-    };
-    if !read_block(0, &mut raw[..BASIC_BLOCK]) {
-        return Fetched::Unreachable;
-    }
-    let mut head = [0; ctrl::SIZE];
-    head.copy_from_slice(&raw[..ctrl::SIZE]);
+    let mut head = [0; BASIC_BLOCK];
+    head.copy_from_slice(first);
     let len = ctrl::ds.get(&head) as usize * SEGMENT;
     let blocks = len.div_ceil(BASIC_BLOCK).max(1) as u16;
     let wrong = |field, value: u64, rule, torn| {
@@ -209,21 +204,20 @@ pub fn fetch(host: &Host, qp: &Qp, index: u16, available: u16) -> Fetched {
             true,
         );
     }
-    for block in 1..blocks {
-        let at = usize::from(block) * BASIC_BLOCK;
-        let Some(into) = raw.get_mut(at..at + BASIC_BLOCK) else {
-            break;
-        };
-        if !read_block(block, into) {
-            return Fetched::Unreachable;
+    let mut long = [0; MAX_LEN];
+    let raw = if blocks == 1 {
+        &head[..len]
+    } else {
+        for (block, into) in (0..blocks).zip(long.chunks_exact_mut(BASIC_BLOCK)) {
+            let (index, posted) = (index.wrapping_add(block), available - block);
+            let Some(raw) = window.block(host, &qp.queues, index, posted) else {
+                return Fetched::Unreachable;
+            };
+            into.copy_from_slice(raw);
         }
-    }
-    match parse(
-        qp.service,
-        index,
-        blocks,
-        raw.get(..len).unwrap_or_default(),
-    ) {
+        long.get(..len).unwrap_or_default()
+    };
+    match parse(qp.service, index, blocks, raw) {
         Ok(wqe) => Fetched::Wqe(wqe),
         Err((field, value, rule)) => wrong(field, value, rule, false),
     }
@@ -278,7 +272,7 @@ pub fn parse(service: Service, index: u16, blocks: u16, raw: &[u8]) -> Result<Wq
         operation,
         destination,
         xrc_srqn,
-        gather: Vec::new(),
+        gather: SgeList::new(),
         inline: Vec::new(),
         len: 0,
         update: None,
@@ -524,7 +518,7 @@ fn sge(segment: &[u8]) -> Sge {
 }
 
 /// Scatter list of a receive WQE: it ends with its space or with the invalid key.
-pub fn scatter_list(raw: &[u8]) -> Vec<Sge> {
+pub fn scatter_list(raw: &[u8]) -> SgeList {
     raw.chunks_exact(SEGMENT)
         .map(sge)
         .take_while(|sge| sge.key != INVALID_LKEY)
@@ -560,7 +554,7 @@ mod tests {
             }
         );
         assert_eq!(
-            wqe.gather,
+            wqe.gather[..],
             [Sge {
                 key: 0x5678,
                 address: 0x7e00_0000_2000,

@@ -13,7 +13,9 @@ fn start() -> Instant {
 
 /// Ticks of the free-running clock at the capability's `device_frequency_khz`, common to all functions.
 pub fn ticks() -> u64 {
-    (start().elapsed().as_nanos() * u128::from(Capabilities::CLOCK_KHZ) / 1_000_000) as u64
+    let time = start().elapsed();
+    let rest = u64::from(time.subsec_nanos()) * Capabilities::CLOCK_KHZ / 1_000_000;
+    time.as_secs() * Capabilities::CLOCK_KHZ * 1000 + rest
 }
 
 /// Value of the health counter: it moves ten times a second and is never 0.

@@ -168,6 +168,18 @@ impl Dma for Registry {
         })
     }
 
+    fn write_entry(&self, addr: u64, entry: &[u8]) -> Result<(), DmaFault> {
+        reach(self, addr, entry.len(), true, |slice| {
+            let at = entry.len().checked_sub(8)?;
+            let (body, last) = entry.split_at(at);
+            slice.copy_from(body);
+            let last = u64::from_ne_bytes(last.try_into().ok()?);
+            let place = slice.get_atomic_ref::<AtomicU64>(at).ok()?;
+            place.store(last, Ordering::Release);
+            Some(())
+        })
+    }
+
     fn atomic64(&self, addr: u64, f: &mut dyn FnMut(u64) -> Option<u64>) -> Result<u64, DmaFault> {
         reach(self, addr, 8, true, |slice| {
             let word = slice.get_atomic_ref::<AtomicU64>(0).ok()?;

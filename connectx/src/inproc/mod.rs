@@ -27,6 +27,8 @@ mod events;
 mod memory;
 mod nic;
 mod queues;
+#[cfg(test)]
+mod tests;
 mod uar;
 
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -166,7 +166,7 @@ mod state {
 pub struct Nic {
     shared: Arc<Shared>,
     index: usize,
-    hca: Arc<Hca>,
+    pub(super) hca: Arc<Hca>,
     /// The driver's own page: event queues are armed through it.
     driver_uar: AtomicU32,
     status: Memory,

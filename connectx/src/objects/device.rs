@@ -88,6 +88,12 @@ impl Host {
         self.with_dma(addr, buf.len(), true, |dma| dma.publish(addr, buf))
     }
 
+    /// Writes a queue's entry, its last 8 bytes in one store after all others.
+    #[inline]
+    pub fn write_entry(&self, addr: u64, entry: &[u8]) -> Result<(), DmaFault> {
+        self.with_dma(addr, entry.len(), true, |dma| dma.write_entry(addr, entry))
+    }
+
     /// Changes an aligned quadword atomically.
     pub fn atomic64(
         &self,
@@ -228,6 +234,8 @@ pub struct Device {
     pub timers: Timers,
     /// Send WQEs fetched so far, which numbers them.
     pub fetched: u64,
+    /// Queue pairs that have requests to acknowledge.
+    pub acks: Vec<u32>,
     /// Packets to be sent.
     pub outbox: VecDeque<Packet>,
     /// Event counters.
@@ -265,6 +273,7 @@ impl Device {
             runnable: VecDeque::new(),
             timers: Timers::default(),
             fetched: 0,
+            acks: Vec::new(),
             outbox: VecDeque::new(),
             counters: Counters::default(),
             faults: Faults::default(),
@@ -300,6 +309,7 @@ impl Device {
         self.multicast.clear();
         self.runnable.clear();
         self.timers = Timers::default();
+        self.acks.clear();
         self.outbox.clear();
     }
 

@@ -14,8 +14,8 @@ use super::payload::Payload;
 use super::port::PortState;
 use crate::engine::lent::{self, Located};
 use crate::engine::memory::Denied;
-use crate::engine::receive;
 use crate::engine::requester::Budget;
+use crate::engine::{receive, responder};
 use crate::log::Referee;
 use crate::objects::device::Device;
 
@@ -210,6 +210,7 @@ impl State {
         let mut now = Instant::now();
         loop {
             if budget.is_spent() {
+                self.devices.iter_mut().for_each(responder::send_acks);
                 let left =
                     |device: &Device| !device.outbox.is_empty() || !device.runnable.is_empty();
                 return self.devices.iter().any(left);
@@ -219,7 +220,7 @@ impl State {
                 self.send(from, packet, now);
                 continue;
             }
-            if self.run_one(now, &mut budget) {
+            if self.acknowledge() || self.run_one(now, &mut budget) {
                 continue;
             }
             // Nothing is under way, so what has not been answered by now is lost.
@@ -228,6 +229,18 @@ impl State {
                 return false;
             }
         }
+    }
+
+    /// Has the requests acknowledged that have come. Returns whether there were any.
+    fn acknowledge(&mut self) -> bool {
+        let mut any = false;
+        for device in &mut self.devices {
+            if !device.acks.is_empty() {
+                any = true;
+                responder::send_acks(device);
+            }
+        }
+        any
     }
 
     /// The next packet that a function has sent, and the function.
