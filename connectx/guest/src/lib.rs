@@ -360,6 +360,7 @@ impl Guest {
         let context = command::create_mkey_in::mkc.bytes_mut(&mut create);
         mkc::free.set(context, 1);
         mkc::umr_en.set(context, 1);
+        mkc::en_rinval.set(context, 1);
         mkc::lr.set(context, 1);
         mkc::access_mode_1_0.set(context, 2);
         mkc::qpn.set(context, 0xff_ffff);

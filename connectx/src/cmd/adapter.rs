@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Start-up, shutdown and identification of the function.
 
-use super::caps::{ATOMIC, GENERAL};
+use super::caps::{ATOMIC, DEVICE_MEMORY, GENERAL};
 use super::{Reject, Reply, Request, ok};
 use crate::ifc::cap::atomic_caps;
 use crate::ifc::command::{
@@ -69,14 +69,18 @@ pub(super) fn set_issi(device: &mut Device, request: &Request<'_>) -> Result<Rep
 }
 
 pub(super) fn query_hca_cap(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {
-    let atomic;
+    let group;
     let current = request.op_mod() & 1 == 1;
     let caps: &[u8] = match request.op_mod() >> 1 {
         GENERAL if current => &device.caps.current,
         GENERAL => &device.caps.max,
         ATOMIC => {
-            atomic = device.caps.atomic();
-            &atomic
+            group = device.caps.atomic();
+            &group
+        }
+        DEVICE_MEMORY => {
+            group = super::memic::capabilities();
+            &group
         }
         kind => {
             return Err(Reject::new(

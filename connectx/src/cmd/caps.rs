@@ -8,6 +8,9 @@ pub const GENERAL: u16 = 0;
 /// See [`GENERAL`].
 pub const ATOMIC: u16 = 3;
 
+/// See [`GENERAL`].
+pub const DEVICE_MEMORY: u16 = 0xf;
+
 /// Capabilities: the most that can be had, and what is in force.
 #[derive(Debug, Clone)]
 pub struct Capabilities {
@@ -50,8 +53,10 @@ impl Capabilities {
     pub const LOG_MAX_MSG: u32 = 30;
     /// Log2 of the most READs and atomics in flight in each direction.
     pub const LOG_MAX_READS: u32 = 4;
-    /// Longest WQE of either queue.
-    pub const MAX_WQE: u64 = 512;
+    /// Longest WQE of a send queue: more than its `ds` can say, as hardware's is.
+    pub const MAX_SEND_WQE: u64 = 1024;
+    /// Longest WQE of a receive queue.
+    pub const MAX_RECEIVE_WQE: u64 = 512;
     /// Rate of the device's clock.
     pub const CLOCK_KHZ: u64 = 156_250;
 
@@ -73,6 +78,7 @@ impl Capabilities {
             (cap::log_max_ra_res_qp, u64::from(Self::LOG_MAX_READS)),
             (cap::vport_group_manager, 1),
             (cap::ib_virt, 1),
+            (cap::device_memory, 1),
             (cap::local_ca_ack_delay, 15),
             (cap::num_ports, 1),
             (cap::log_max_msg, u64::from(Self::LOG_MAX_MSG)),
@@ -85,6 +91,8 @@ impl Capabilities {
             (cap::cq_oi, 1),
             (cap::cq_resize, 1),
             (cap::cq_moderation, 1),
+            (cap::block_lb_mc, 1),
+            (cap::imaicl, 1),
             (cap::qkv, 1),
             (cap::pkv, 1),
             (cap::xrc, 1),
@@ -93,8 +101,8 @@ impl Capabilities {
             (cap::rc, 1),
             (cap::log_pg_sz, 12),
             (cap::log_bf_reg_size, 9),
-            (cap::max_wqe_sz_sq, Self::MAX_WQE),
-            (cap::max_wqe_sz_rq, Self::MAX_WQE),
+            (cap::max_wqe_sz_sq, Self::MAX_SEND_WQE),
+            (cap::max_wqe_sz_rq, Self::MAX_RECEIVE_WQE),
             (cap::max_qp_mcg, 8),
             (cap::log_max_mcg, 8),
             (cap::log_max_pd, u64::from(Self::LOG_MAX_PD)),

@@ -5,6 +5,7 @@ use super::{Reject, Reply, Request, listed_pages, ok, ok_object, when};
 use crate::ifc::command::{create_mkey_in, query_mkey_out};
 use crate::ifc::context::mkc;
 use crate::objects::device::Device;
+use crate::objects::memic;
 use crate::objects::memory::{Access, KeyEntry, Mkey, Pages, Translation, key_entries, key_length};
 
 /// `mkc.access_mode`, `MLX5_MKC_ACCESS_MODE_*`.
@@ -13,7 +14,10 @@ mod mode {
     pub const MTT: u64 = 1;
     pub const KLMS: u64 = 2;
     pub const KSM: u64 = 3;
+    pub const MEMIC: u64 = 5;
 }
+
+const MODES: &str = "0 PA, 1 MTT, 2 KLM or 5 MEMIC";
 
 /// Most translation entries of a key, in octowords: 64 GiB in 4 KiB pages.
 const MAX_OCTOWORDS: u64 = 1 << 23;
@@ -59,11 +63,21 @@ fn translation(
                 "the list has as many entries as it says",
             ))?;
             if mode == mode::KSM {
-                return Err(Reject::param("access_mode", mode, "0 PA, 1 MTT or 2 KLM"));
+                return Err(Reject::param("access_mode", mode, MODES));
             }
             Ok(Translation::Keys(key_entries(list).collect()))
         }
-        other => Err(Reject::param("access_mode", other, "0 PA, 1 MTT or 2 KLM")),
+        mode::MEMIC => {
+            // The start address is where the memory lies in the BAR; what is addressed counts from 0 (dm.c, mr.c of mlx5_ib).
+            let given = mkc::start_addr.get(context);
+            let start = given.wrapping_sub(memic::START);
+            if !device.memic.covers(start, mkc::len.get(context)) || mkc::length64.is_set(context) {
+                let rule = "the range lies within allocated device memory";
+                return Err(Reject::param("start_addr", given, rule));
+            }
+            Ok(Translation::Device { start })
+        }
+        other => Err(Reject::param("access_mode", other, MODES)),
     }
 }
 
@@ -157,7 +171,10 @@ pub(super) fn create_mkey(device: &mut Device, request: &Request<'_>) -> Result<
         free: mkc::free.is_set(context),
         pd,
         access: Access::of(context),
-        start: mkc::start_addr.get(context),
+        start: match translation {
+            Translation::Device { .. } => 0,
+            _ => mkc::start_addr.get(context),
+        },
         len: key_length(context),
         translation,
         context: context.to_vec(),

@@ -9,6 +9,7 @@ pub mod caps;
 mod cq;
 mod eq;
 mod mad;
+mod memic;
 mod mkey;
 mod multicast;
 mod pages;
@@ -241,6 +242,9 @@ const COMMANDS: &[Command] = commands! {
     CREATE_MKEY,              272 / 16,  Initialised, user   => mkey::create_mkey;
     QUERY_MKEY,               16 / 80,   Initialised, user   => mkey::query_mkey;
     DESTROY_MKEY,             16 / 8,    Initialised, user   => mkey::destroy_mkey;
+    ALLOC_MEMIC,              32 / 16,   Initialised, driver => memic::alloc;
+    DEALLOC_MEMIC,            32 / 8,    Initialised, driver => memic::dealloc;
+    MODIFY_MEMIC,             64 / 64,   Initialised, driver => memic::modify;
     CREATE_EQ,                272 / 16,  Initialised, user   => eq::create_eq;
     DESTROY_EQ,               16 / 8,    Initialised, user   => eq::destroy_eq;
     QUERY_EQ,                 16 / 80,   Initialised, driver => eq::query_eq;

@@ -19,20 +19,36 @@ const MAX_ENTRIES: usize = 0xffff * 16;
 /// Executes a local operation on a key.
 pub(super) fn execute(device: &mut Device, qp: &Qp, wqe: &Wqe) -> Result<(), Failure> {
     match (wqe.operation, &wqe.update) {
-        (Operation::Invalidate { key }, _) => invalidate(device, qp, key).map_err(local_failure),
+        (Operation::Invalidate { key }, _) => {
+            invalidate(device, qp, key, By::Owner).map_err(local_failure)
+        }
         (Operation::Update { key }, Some(request)) => update(device, qp, wqe, key, request),
         _ => Ok(()),
     }
 }
 
+/// On whose behalf a key is taken away.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum By {
+    /// Its owner's, by a work request.
+    Owner,
+    /// A peer's, by a SEND with invalidate: the key must permit that.
+    Peer,
+}
+
 /// Takes away a key that its owner permitted to be invalidated.
-pub(super) fn invalidate(device: &mut Device, qp: &Qp, key: u32) -> Result<(), Denied> {
+pub(super) fn invalidate(device: &mut Device, qp: &Qp, key: u32, by: By) -> Result<(), Denied> {
     let denied = |device: &Device, reason, rule| {
         let object = format!("qp {:#x} invalidate", qp.number);
         device.refuse(object, "rkey", key, rule, "IBA 10.6.7.2.4");
         Err(reason)
     };
     match device.mkeys.get_mut(key >> 8) {
+        Some(mkey) if by == By::Peer && !mkc::en_rinval.is_set(&mkey.context) => denied(
+            device,
+            Denied::Permission,
+            "a key that permits a peer to invalidate it (en_rinval)",
+        ),
         Some(mkey) if mkey.variant == key as u8 && mkey.pd == qp.decoded.pd && !mkey.free => {
             mkey.free = true;
             Ok(())
@@ -172,6 +188,7 @@ fn change(key: &mut Mkey, mask: u64, given: &[u8]) {
         ),
         (mkey_mask::START_ADDR, &[mkc::start_addr]),
         (mkey_mask::PD, &[mkc::pd]),
+        (mkey_mask::EN_RINVAL, &[mkc::en_rinval]),
         (mkey_mask::KEY, &[mkc::mkey_7_0]),
         (mkey_mask::QPN, &[mkc::qpn]),
         (mkey_mask::LR, &[mkc::lr]),

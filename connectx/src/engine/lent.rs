@@ -3,15 +3,13 @@
 
 use std::cell::Cell;
 use std::ops::Range;
-use std::sync::Arc;
 
 use super::completing;
 use super::memory::{self, Accessor, Denied, PieceFn, Purpose};
 use super::requester::{accessor, local_failure};
 use super::responder;
 use super::wqe::part;
-use crate::objects::device::{Device, Host};
-use crate::platform::Dma;
+use crate::objects::device::{Device, Host, Reach};
 use crate::wire::packet::Nak;
 use crate::wire::payload::{Lender, Payload};
 
@@ -29,7 +27,7 @@ struct Piece {
 pub struct Located {
     small: [u8; SMALL],
     pieces: Vec<Piece>,
-    dma: Option<Arc<dyn Dma>>,
+    reach: Option<Reach>,
     /// The sender's memory was taken away in the middle.
     broken: Cell<bool>,
 }
@@ -39,7 +37,7 @@ impl Default for Located {
         Self {
             small: [0; SMALL],
             pieces: Vec::new(),
-            dma: None,
+            reach: None,
             broken: Cell::new(false),
         }
     }
@@ -100,7 +98,7 @@ impl Data<'_> {
                 return host.write(bus, bytes).map_err(|_| Denied::Dma);
             }
         };
-        let dma = from.dma.as_ref().ok_or(Denied::Sender)?;
+        let reach = from.reach.as_ref().ok_or(Denied::Sender)?;
         let (mut skip, mut done) = (self.start, 0);
         for piece in &from.pieces {
             if skip >= piece.len {
@@ -109,7 +107,8 @@ impl Data<'_> {
             }
             let len = (piece.len - skip).min(self.len - done);
             let mut stored = Ok(());
-            let lent = dma.lend(piece.bus + skip as u64, len, false, &mut |slice| {
+            let at = piece.bus + skip as u64;
+            let lent = reach.at(at).lend(at, len, false, &mut |slice| {
                 if stored.is_ok() {
                     stored = host.fill(bus + done as u64, slice);
                     done += slice.len();
@@ -198,7 +197,7 @@ pub fn locate<'a>(
         return Ok(found.then(|| small.into()));
     }
     located.pieces.clear();
-    located.dma = device.host.dma();
+    located.reach = device.host.reach();
     let list = &mut located.pieces;
     let found = pieces(device, lender, len, &mut |host, bus, part| {
         // Whether it is there shows now, before anything is done with it.

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Access to memory through keys: existence, owner domain, permission, bounds, translation.
 
+use super::indirect;
 use super::lent::Data;
 use super::wqe::Sge;
 use crate::objects::device::{Device, Host};
+use crate::objects::memic;
 use crate::objects::memory::{Access, Mkey, Translation};
 use crate::objects::table::Table;
 
@@ -134,6 +136,10 @@ fn walk(
 ) -> Result<(), Denied> {
     match &key.translation {
         Translation::Physical => f(address, done..done + len as usize),
+        Translation::Device { start } => f(
+            memic::WINDOW | start.wrapping_add(address.wrapping_sub(key.start)),
+            done..done + len as usize,
+        ),
         Translation::Pages { pages, page_offset } => {
             let mut at = 0;
             while at < len {
@@ -152,53 +158,25 @@ fn walk(
             if depth == 0 {
                 return Err(Denied::Translation);
             }
-            let mut skip = address.wrapping_sub(key.start);
             let mut at = 0;
-            for entry in entries.iter() {
-                if at == len {
-                    break;
-                }
-                let size = u64::from(entry.len);
-                if skip >= size {
-                    skip -= size;
-                    continue;
-                }
-                let piece = (size - skip).min(len - at);
+            let offset = address.wrapping_sub(key.start);
+            indirect::pieces(entries, offset, len, &mut |entry| {
                 let inner = find(keys, entry.key)?;
                 if inner.pd != key.pd {
                     return Err(Denied::Domain);
                 }
-                let range = Range {
-                    key: entry.key,
-                    address: entry.address.wrapping_add(skip),
-                    len: piece,
+                let piece = u64::from(entry.len);
+                let within = |len| {
+                    let offset = entry.address.wrapping_sub(inner.start);
+                    offset.checked_add(piece).is_some_and(|end| end <= len)
                 };
-                if inner.len.is_some_and(|l| {
-                    range
-                        .address
-                        .wrapping_sub(inner.start)
-                        .checked_add(piece)
-                        .is_none_or(|end| end > l)
-                }) {
+                if !inner.len.is_none_or(within) {
                     return Err(Denied::Bounds);
                 }
-                walk(
-                    keys,
-                    inner,
-                    range.address,
-                    piece,
-                    depth - 1,
-                    f,
-                    done + at as usize,
-                )?;
-                skip = 0;
+                let from = done + at as usize;
                 at += piece;
-            }
-            if at == len {
-                Ok(())
-            } else {
-                Err(Denied::Translation)
-            }
+                walk(keys, inner, entry.address, piece, depth - 1, f, from)
+            })
         }
     }
 }

@@ -7,6 +7,7 @@ use super::lent::Data;
 use super::requester::{self, Budget};
 use super::responder;
 use super::{answers, completing};
+use crate::ifc::context::qpc;
 use crate::objects::device::Device;
 use crate::objects::qp::{Qp, Service, State};
 use crate::wire::packet::{Kind, Packet, Transport};
@@ -53,6 +54,13 @@ fn takes(device: &Device, qp: &Qp, packet: &Packet) -> bool {
         Service::Ud | Service::Smi | Service::Gsi => Transport::Ud,
         Service::RegUmr => return false,
     };
+    // A datagram's sender may refuse what comes back to it from a multicast group.
+    let own = packet.qpn == MULTICAST_QPN
+        && packet.source_lid == device.port.lid
+        && packet.deth.is_some_and(|deth| deth.source_qpn == qp.number);
+    if own && qpc::block_lb_mc.is_set(&qp.context) {
+        return false;
+    }
     // A connection takes packets from its own peer only (IBA 9.6.1.5).
     let from_peer = transport == Transport::Ud || packet.source_lid == qp.decoded.remote_lid;
     let pkey = device.port.pkey(usize::from(qp.decoded.pkey_index));

@@ -316,7 +316,7 @@ fn send(
         Rider::None => (cqe_opcode::RESP_SEND, 0),
         Rider::Immediate(immediate) => (cqe_opcode::RESP_SEND_IMM, immediate),
         Rider::Invalidate(key) => {
-            if keys::invalidate(device, qp, key).is_err() {
+            if keys::invalidate(device, qp, key, keys::By::Peer).is_err() {
                 fail_receive(
                     device,
                     qp,

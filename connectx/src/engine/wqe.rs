@@ -14,7 +14,7 @@ use crate::objects::qp::{Qp, Service};
 use crate::wire::packet::{Atomic, Rider};
 
 /// Longest WQE.
-const MAX_LEN: usize = Capabilities::MAX_WQE as usize;
+const MAX_LEN: usize = Capabilities::MAX_SEND_WQE as usize;
 
 /// Pieces of local memory, of which there are seldom many.
 pub type SgeList = SmallVec<[Sge; 2]>;
@@ -188,11 +188,11 @@ pub fn fetch(host: &Host, qp: &mut Qp, index: u16, available: u16) -> Fetched {
             true,
         );
     }
-    if len < SEGMENT || len as u64 > Capabilities::MAX_WQE {
+    if len < SEGMENT {
         return wrong(
             "ds",
             ctrl::ds.get(&head),
-            "a WQE has 1 to 32 segments of 16 bytes (max_wqe_sz_sq)",
+            "a WQE has at least its control segment",
             false,
         );
     }

@@ -12,6 +12,7 @@ use crate::engine::doorbell::{self, Halves};
 use crate::fault::{self, Fault};
 use crate::ifc::wqe::uar;
 use crate::objects::device::Device;
+use crate::objects::memic;
 use crate::pci::ConfigSpace;
 use crate::platform::{Dma, Function, Interrupts, ResetKind};
 use crate::wire::Fabric;
@@ -115,7 +116,13 @@ impl Function for Hca {
     fn bar_read(&self, bar: usize, offset: u64, data: &mut [u8]) {
         data.fill(0);
         // UAR pages are write-only: they read as 0.
-        if bar == 0 && offset < DOORBELLS {
+        if bar != 0 || offset >= DOORBELLS {
+            return;
+        }
+        if offset >= memic::START {
+            self.fabric
+                .drive(self.index, |device| device.host.memic.load(offset, data));
+        } else {
             self.segment().read(offset, data);
         }
     }
@@ -130,6 +137,11 @@ impl Function for Hca {
             self.fabric.drive(self.index, |device| {
                 doorbell::write(device, &mut halves, page, offset % uar::PAGE, data)
             });
+            return;
+        }
+        if offset >= memic::START {
+            self.fabric
+                .drive(self.index, |device| device.host.memic.store(offset, data));
             return;
         }
         let action = self.segment().write(offset, data);

@@ -111,6 +111,19 @@ layout! {
         relaxed_ordering_read = 0x65[2; 1],
         relaxed_ordering_write = 0x1d[0; 1],
     }
+    /// Device memory capabilities (`device_mem_cap`).
+    device_mem_cap(0x100) {
+        memic = 0x00[0; 1],
+        // The kernel header has no names for these two; rdma-core's tests read them (test_mlx5_dm_ops.py).
+        memic_increment_size = 0x04[0; 8],
+        memic_test_and_set_size = 0x06[0; 8],
+        log_min_memic_alloc_size = 0x05[3; 5],
+        log_max_memic_addr_alignment = 0x07[0; 8],
+        memic_bar_start_addr = 0x08[0; 64],
+        memic_bar_size = 0x10[0; 32],
+        max_memic_size = 0x14[0; 32],
+        memic_operations = 0x40[0; 32],
+    }
     /// Atomic capabilities (`atomic_caps`).
     atomic_caps(0x100) {
         atomic_req_8B_endianness_mode = 0x08[0; 2],

@@ -285,6 +285,31 @@ layout! {
     query_hca_vport_pkey_out(0x10) {
         pkey = 0x10[0; 32],
     }
+    /// ALLOC_MEMIC (`alloc_memic_in`).
+    alloc_memic_in(0x20) {
+        log_memic_addr_alignment = 0x0f[0; 8],
+        range_start_addr = 0x10[0; 64],
+        range_size = 0x18[0; 32],
+        memic_size = 0x1c[0; 32],
+    }
+    /// ALLOC_MEMIC (`alloc_memic_out`).
+    alloc_memic_out(0x10) {
+        memic_start_addr = 0x08[0; 64],
+    }
+    /// DEALLOC_MEMIC (`dealloc_memic_in`).
+    dealloc_memic_in(0x20) {
+        memic_start_addr = 0x10[0; 64],
+        memic_size = 0x18[0; 32],
+    }
+    /// MODIFY_MEMIC (`modify_memic_in`).
+    modify_memic_in(0x40) {
+        memic_operation_type = 0x0f[0; 8],
+        memic_start_addr = 0x10[0; 64],
+    }
+    /// MODIFY_MEMIC (`modify_memic_out`).
+    modify_memic_out(0x40) {
+        memic_operation_addr = 0x10[0; 64],
+    }
     /// ATTACH_TO_MCG and DETACH_FROM_MCG (`attach_to_mcg_in`).
     attach_to_mcg_in(0x20) {
         qpn = 0x09[0; 24],

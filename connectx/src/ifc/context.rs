@@ -11,6 +11,7 @@ layout! {
         pm_state = 0x02[3; 2],
         end_padding_mode = 0x03[4; 2],
         wq_signature = 0x04[0; 1],
+        block_lb_mc = 0x04[1; 1],
         pd = 0x05[0; 24],
         mtu = 0x08[0; 3],
         log_msg_max = 0x08[3; 5],

@@ -200,6 +200,7 @@ pub mod mkey_mask {
     pub const PAGE_SIZE: u64 = 1 << 1;
     pub const START_ADDR: u64 = 1 << 6;
     pub const PD: u64 = 1 << 7;
+    pub const EN_RINVAL: u64 = 1 << 8;
     pub const KEY: u64 = 1 << 13;
     pub const QPN: u64 = 1 << 14;
     pub const LR: u64 = 1 << 17;

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use vm_memory::VolatileSlice;
 
+use super::memic;
 use super::memory::{Mkey, Umem};
 use super::qp::Qp;
 use super::queue::{Cq, Eq, Srq};
@@ -21,8 +22,10 @@ use crate::platform::{Dma, DmaFault, Interrupts};
 use crate::wire::packet::Packet;
 use crate::wire::port::Port;
 
-/// First UAR page given out: lower pages hold the init segment and the MSI-X tables.
-pub const FIRST_UAR: u32 = 0x10;
+/// Pages of the BAR that device memory lies in.
+pub const MEMIC_PAGES: std::ops::Range<u32> = 0x10..FIRST_UAR;
+/// First UAR page given out: lower pages hold the init segment, the MSI-X tables and device memory.
+pub const FIRST_UAR: u32 = 0x100;
 /// UAR pages: the rest of a 32 MiB BAR.
 pub const UARS: usize = 8192 - FIRST_UAR as usize;
 
@@ -30,6 +33,8 @@ pub const UARS: usize = 8192 - FIRST_UAR as usize;
 #[derive(Default)]
 pub struct Host {
     dma: Option<Arc<dyn Dma>>,
+    /// Memory on the device, which needs no bus.
+    pub memic: Arc<memic::Memory>,
     interrupts: Option<Arc<dyn Interrupts>>,
     /// Bus mastering is on.
     pub bus_master: bool,
@@ -52,6 +57,7 @@ impl Host {
         access: impl FnOnce(&dyn Dma) -> Result<T, DmaFault>,
     ) -> Result<T, DmaFault> {
         let result = match &self.dma {
+            _ if addr & memic::WINDOW != 0 => access(&*self.memic),
             Some(dma) if self.bus_master => access(&**dma),
             _ => Err(DmaFault { addr, len, write }),
         };
@@ -127,8 +133,12 @@ impl Host {
     }
 
     /// The memory, if it may be reached now.
-    pub fn dma(&self) -> Option<Arc<dyn Dma>> {
-        self.dma.clone().filter(|_| self.bus_master)
+    pub fn reach(&self) -> Option<Reach> {
+        let bus = self.dma.clone().filter(|_| self.bus_master)?;
+        Some(Reach {
+            bus,
+            memic: self.memic.clone(),
+        })
     }
 
     /// Raises an interrupt.
@@ -141,6 +151,24 @@ impl Host {
     /// Accesses that reached no memory.
     pub fn faults(&self) -> u64 {
         self.faults.load(Ordering::Relaxed)
+    }
+}
+
+/// The memory that a function reaches: behind the bus, and its own.
+#[derive(Clone)]
+pub struct Reach {
+    bus: Arc<dyn Dma>,
+    memic: Arc<memic::Memory>,
+}
+
+impl Reach {
+    /// The one of the two that an address lies in.
+    pub fn at(&self, addr: u64) -> &dyn Dma {
+        if addr & memic::WINDOW != 0 {
+            &*self.memic
+        } else {
+            &*self.bus
+        }
     }
 }
 
@@ -214,6 +242,8 @@ pub struct Device {
     pub pds: Table<Owned>,
     /// XRC domains.
     pub xrcds: Table<Owned>,
+    /// Device memory in use.
+    pub memic: memic::Blocks,
     /// UMEMs.
     pub umems: Table<Umem>,
     /// Memory keys, by index (the key without its low byte).
@@ -263,8 +293,10 @@ impl Device {
             uars: Table::new(FIRST_UAR, UARS),
             pds: Table::new(1, (1 << Capabilities::LOG_MAX_PD) - 1),
             xrcds: Table::new(1, (1 << Capabilities::LOG_MAX_XRCD) - 1),
+            memic: memic::Blocks::default(),
             umems: Table::new(1, (1 << Capabilities::LOG_MAX_UMEM) - 1),
-            mkeys: Table::new(2, (1 << Capabilities::LOG_MAX_MKEY) - 2),
+            // Not from 4: 0x400 in the place of a key marks a pattern of entries (engine::indirect).
+            mkeys: Table::new(8, (1 << Capabilities::LOG_MAX_MKEY) - 8),
             eqs: Table::new(0, 1 << Capabilities::LOG_MAX_EQ),
             cqs: Table::new(0x40, (1 << Capabilities::LOG_MAX_CQ) - 0x40),
             qps: Table::new(0x40, (1 << Capabilities::LOG_MAX_QP) - 0x40),
@@ -300,6 +332,8 @@ impl Device {
         self.uars.clear();
         self.pds.clear();
         self.xrcds.clear();
+        self.memic.clear();
+        self.host.memic.clear();
         self.umems.clear();
         self.mkeys.clear();
         self.eqs.clear();
@@ -355,6 +389,7 @@ impl Device {
             ("uar", self.uars.len() as u64),
             ("pd", self.pds.len() as u64),
             ("mkey", self.mkeys.len() as u64),
+            ("memic", self.memic.len() as u64),
             ("umem", self.umems.len() as u64),
             ("eq", self.eqs.len() as u64),
             ("cq", self.cqs.len() as u64),

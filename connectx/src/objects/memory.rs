@@ -97,6 +97,11 @@ pub enum Translation {
         /// See above.
         page_offset: u64,
     },
+    /// Addresses are offsets from `start` in device memory.
+    Device {
+        /// See above.
+        start: u64,
+    },
     /// Through other keys, one entry after the other.
     Keys(Arc<[KeyEntry]>),
 }
@@ -124,7 +129,7 @@ impl Translation {
         }
         let at = offset as usize;
         match self {
-            Self::Physical => false,
+            Self::Physical | Self::Device { .. } => false,
             Self::Pages { pages, .. } => {
                 let addresses = Arc::make_mut(&mut pages.addresses);
                 let places = addresses.iter_mut().skip(at * 2);

@@ -2,6 +2,7 @@
 //! What a function holds: numbered objects with owners, references and states.
 
 pub mod device;
+pub mod memic;
 pub mod memory;
 pub mod qp;
 pub mod queue;

@@ -328,6 +328,21 @@ fn the_peer_may_close_a_window_with_its_message() {
 }
 
 #[test]
+fn the_peer_cannot_close_what_does_not_permit_it() {
+    let Pair { guests, mut sides } = Pair::new();
+    let [a, b] = &mut sides;
+    b.qp.receive(&guests[1], b.key, b.at, 64);
+    a.qp.post(
+        &guests[0],
+        send::SEND_INVAL,
+        b.key,
+        &[pointer(4, a.key, a.at)],
+    );
+    assert_eq!(a.send.wait(&guests[0]).syndrome, syndrome::REMOTE_ACCESS);
+    assert_eq!(b.receive.wait(&guests[1]).opcode, cqe_opcode::RESP_ERR);
+}
+
+#[test]
 fn a_window_is_bound_once_and_page_entries_are_the_driver_s() {
     for bound_twice in [true, false] {
         let Pair {
