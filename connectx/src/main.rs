@@ -49,9 +49,16 @@ enum Command {
         /// Stand-in GPUs.
         #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(0..=32))]
         gpus: u16,
+        /// Hosts, each with so many functions and a PCI bus of its own; all ports are on one switch. Numbers go on from
+        /// one host to the next: of two hosts with two NICs each the second has nic2 and nic3.
+        #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=8))]
+        hosts: u16,
         /// Folder for sockets and logs; made if it is missing.
         #[arg(long)]
         dir: PathBuf,
+        /// A control socket besides DIR/ctl.sock.
+        #[arg(long)]
+        ctl: Option<PathBuf>,
     },
     /// Print a dump of a device structure field by field, with what is wrong in it.
     ///
@@ -114,7 +121,13 @@ const WRONG: u8 = 3;
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
-        Command::Serve { nics, gpus, dir } => serve(nics, gpus, &dir).map(|()| ExitCode::SUCCESS),
+        Command::Serve {
+            nics,
+            gpus,
+            hosts,
+            dir,
+            ctl,
+        } => serve([nics, gpus], hosts, &dir, ctl).map(|()| ExitCode::SUCCESS),
         Command::Explain {
             kind,
             service,
@@ -204,7 +217,12 @@ enum End {
     Failed(anyhow::Error),
 }
 
-fn serve(nics: u16, gpus: u16, dir: &Path) -> anyhow::Result<()> {
+fn serve(
+    [nics, gpus]: [u16; 2],
+    hosts: u16,
+    dir: &Path,
+    ctl: Option<PathBuf>,
+) -> anyhow::Result<()> {
     std::fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
     let _lock = lock(dir)?;
     let referee = start_logs(dir)?;
@@ -214,16 +232,23 @@ fn serve(nics: u16, gpus: u16, dir: &Path) -> anyhow::Result<()> {
 
     let fabric = Fabric::new(referee.clone());
     let mut functions: Vec<Arc<dyn Function>> = Vec::new();
-    for index in 0..nics {
-        functions.push(Arc::new(Hca::new(
-            &fabric,
-            HcaConfig::numbered(index.into()),
-        )));
+    let mut buses: Vec<Arc<Bus>> = Vec::new();
+    for host in 0..hosts {
+        for index in host * nics..(host + 1) * nics {
+            functions.push(Arc::new(Hca::new(
+                &fabric,
+                HcaConfig::numbered(index.into()),
+            )));
+        }
+        for index in host * gpus..(host + 1) * gpus {
+            functions.push(Arc::new(Gpu::new(index, referee.clone())?));
+        }
+        // Bus addresses of one host mean nothing to another's functions.
+        buses.resize_with(functions.len(), {
+            let bus = Bus::new();
+            move || Arc::clone(&bus)
+        });
     }
-    for index in 0..gpus {
-        functions.push(Arc::new(Gpu::new(index, referee.clone())?));
-    }
-    let bus = Bus::new();
     let sockets: Vec<PathBuf> = functions
         .iter()
         .map(|f| dir.join(format!("{}.sock", f.name())))
@@ -234,13 +259,10 @@ fn serve(nics: u16, gpus: u16, dir: &Path) -> anyhow::Result<()> {
             path,
             id,
             Arc::clone(function),
-            &bus,
+            &buses[id],
             referee.clone(),
         )?);
     }
-    let ctl_path = dir.join("ctl.sock");
-    connectx::vfio::remove_stale_socket(&ctl_path)?;
-    let listener = UnixListener::bind(&ctl_path).with_context(|| ctl_path.display().to_string())?;
     let devices = functions
         .iter()
         .zip(&endpoints)
@@ -252,12 +274,17 @@ fn serve(nics: u16, gpus: u16, dir: &Path) -> anyhow::Result<()> {
         devices: devices.collect(),
         referee,
     });
-    let failed = tell.clone();
-    thread("ctl", move || {
-        if let Err(error) = model.serve(&listener) {
-            let _ = failed.send(End::Failed(anyhow!(error).context("control socket")));
-        }
-    })?;
+    let control: Vec<PathBuf> = [dir.join("ctl.sock")].into_iter().chain(ctl).collect();
+    for path in &control {
+        connectx::vfio::remove_stale_socket(path)?;
+        let listener = UnixListener::bind(path).with_context(|| path.display().to_string())?;
+        let (model, failed) = (Arc::clone(&model), tell.clone());
+        thread("ctl", move || {
+            if let Err(error) = model.serve(&listener) {
+                let _ = failed.send(End::Failed(anyhow!(error).context("control socket")));
+            }
+        })?;
+    }
     let clients: Arc<[Arc<AtomicBool>]> = endpoints.iter().map(Endpoint::client).collect();
     for (endpoint, function) in endpoints.into_iter().zip(&functions) {
         let (name, clients, tell) = (
@@ -269,11 +296,14 @@ fn serve(nics: u16, gpus: u16, dir: &Path) -> anyhow::Result<()> {
             serve_function(endpoint, &name, &clients, &tell)
         })?;
     }
-    tracing::info!("serving {nics} NICs and {gpus} GPUs in {}", dir.display());
+    tracing::info!(
+        "serving {nics} NICs and {gpus} GPUs to each of {hosts} hosts in {}",
+        dir.display()
+    );
     writeln!(std::io::stdout(), "ready").context("standard output")?;
 
     let end = end.recv().context("no thread is left")?;
-    for path in sockets.iter().chain([&ctl_path]) {
+    for path in sockets.iter().chain(&control) {
         let _ = std::fs::remove_file(path);
     }
     match end {

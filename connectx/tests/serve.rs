@@ -27,8 +27,14 @@ impl Drop for Model {
 }
 
 fn spawn(dir: &Path, nics: &str, gpus: &str) -> Child {
+    spawn_with(dir, &["--nics", nics, "--gpus", gpus])
+}
+
+fn spawn_with(dir: &Path, args: &[&str]) -> Child {
     Command::new(CONNECTX)
-        .args(["serve", "--nics", nics, "--gpus", gpus, "--dir"])
+        .arg("serve")
+        .args(args)
+        .arg("--dir")
         .arg(dir)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -42,7 +48,11 @@ impl Model {
     }
 
     fn start_in(dir: tempfile::TempDir, nics: &str, gpus: &str) -> Self {
-        let mut child = spawn(dir.path(), nics, gpus);
+        Self::start_with(dir, &["--nics", nics, "--gpus", gpus])
+    }
+
+    fn start_with(dir: tempfile::TempDir, args: &[&str]) -> Self {
+        let mut child = spawn_with(dir.path(), args);
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap())
             .read_line(&mut line)
@@ -124,6 +134,57 @@ fn it_ends_when_the_last_client_goes() {
     assert!(answer.status.success());
     drop(gpu);
     assert_eq!(model.end(), (Some(0), String::new()));
+}
+
+/// Two hosts number their functions on, and a bus address of one reaches nothing of the other's.
+#[test]
+fn hosts_have_buses_of_their_own() {
+    const CONFIG: u32 = 7;
+    const BAR: u64 = 0x8000_0000;
+    let dir = tempfile::tempdir().unwrap();
+    let further = dir.path().join("further.sock");
+    let further_path = further.to_str().unwrap();
+    let model = Model::start_with(dir, &["--hosts", "2", "--ctl", further_path]);
+    assert!(further.exists());
+    let client = |name: &str| Client::new(&model.dir.path().join(name)).unwrap();
+    let mut nics = [client("nic0.sock"), client("nic1.sock")];
+    let mut gpus = [client("gpu0.sock"), client("gpu1.sock")];
+    let set = |client: &mut Client, region: u32, offset: u64, value: u32| {
+        client
+            .region_write(region, offset, &value.to_le_bytes())
+            .unwrap();
+    };
+    for nic in &mut nics {
+        set(nic, CONFIG, 0x10, BAR as u32);
+        set(nic, CONFIG, 0x14, 0);
+        set(nic, CONFIG, 4, 6);
+    }
+    let count = |nic: usize| {
+        let answer = model.ctl(&["--json", "counts", &format!("nic{nic}")]);
+        let answer: serde_json::Value = serde_json::from_slice(&answer.stdout).unwrap();
+        answer["functions"][0]["stale_doorbells"].as_u64().unwrap()
+    };
+    for (host, gpu) in gpus.iter_mut().enumerate() {
+        set(gpu, CONFIG, 4, 6);
+        // The stand-in GPU's first engine stores three times to a page that was given to no one.
+        let address = BAR as u32 + (32 << 20) - 4096 + 0x800;
+        for (register, value) in [
+            (0x00, address),
+            (0x04, 0),
+            (0x08, 8),
+            (0x0c, 1),
+            (0x10, 3),
+            (0x14, 1),
+        ] {
+            set(gpu, 0, 0x1000 + register, value);
+        }
+        let deadline = Instant::now() + PATIENCE;
+        while count(host) < 3 {
+            assert!(Instant::now() < deadline, "no doorbell for nic{host}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+    assert_eq!([count(0), count(1)], [3, 3]);
 }
 
 #[test]
