@@ -13,6 +13,8 @@ runner_options() {
     expect_status 125 vm --frobnicate -- true
     expect_status 125 vm --timeout 0 -- true
     expect_status 125 vm --share /nonexistent -- true
+    expect_status 125 vm --peer -- true
+    expect_status 125 vm --peer true --peer-wait x -- true
     expect_status 125 vm
     expect_text '--nics 9: must be a number from 0 to 8'
 }
@@ -107,6 +109,42 @@ runner_model_dies() {
     runner_namespace_empty "${found#* }"
 }
 
+# Two VMs: names, the link, output, statuses; b listens only some time after its start.
+runner_peer() {
+    local out=$CHECK_DIR/peer.stdout
+    expect_status 3 vm --nics 0 --gpus 0 --no-ibgda \
+        --peer 'hostname; sleep 1; echo "$IBGDA_PEER calls" | busybox nc -l -p 9; echo too far >&2; exit 3' \
+        -- sh -c 'hostname; busybox nc b 9 </dev/null' >"$out"
+    printf '%s\n' 'a' 'a calls' 'b: b' | diff - <(sort "$out")
+    expect_text 'b: too far'
+    expect_text 'b: the command ended with status 3'
+    expect_status 4 vm --nics 0 --gpus 0 --no-ibgda --peer-wait 0 --peer 'sleep 100' -- sh -c 'exit 4'
+}
+
+runner_peer_dies() {
+    expect_status 126 vm --nics 0 --gpus 0 --no-ibgda --peer-wait 0 --peer 'echo c >/proc/sysrq-trigger' -- sleep 100
+    expect_text 'ci/vm: b: '
+    expect_text 'panic'
+}
+
+# The model is reached from outside while the VMs run.
+runner_peer_control() {
+    local name=runner-log dir pid status=0
+    # shellcheck source=/dev/null
+    dir=$(. "$IBGDA_SRC/ci/lib/enter.sh" && checkout_dir target)/$name
+    vm --log "$dir" --gpus 0 --no-ibgda --peer 'echo started; sleep 100' --peer-wait 0 \
+        -- sh -c 'until grep -q DOWN /sys/class/infiniband/*/ports/1/state; do sleep 0.1; done' &
+    pid=$!
+    until grep -qx 'b: started' "$CHECK_LOG"; do
+        kill -0 "$pid"
+        sleep 0.2
+    done
+    "$IBGDA_SRC/ci/enter" /target/debug/connectx ctl --socket "/target/$name/ctl.sock" link nic0 down
+    wait "$pid" || status=$?
+    rm -r -- "$dir"
+    [[ $status == 0 ]]
+}
+
 runner_killed() {
     local pid found
     vm --nics 0 --gpus 0 --no-ibgda -- sleep 100 &
@@ -124,4 +162,7 @@ check runner::command_not_found runner_command_not_found
 check runner::panic runner_panic
 check runner::timeout_leaves_nothing runner_timeout
 check runner::model_dies runner_model_dies
+check runner::peer runner_peer
+check runner::peer_dies runner_peer_dies
+check runner::peer_control runner_peer_control
 check runner::kill_leaves_nothing runner_killed

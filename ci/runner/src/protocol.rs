@@ -25,11 +25,33 @@ pub const STAGE: &str = "/opt/ibgda";
 /// Where the guest finds the directory of `--share`.
 pub const SHARE: &str = "/mnt/share";
 
+/// A guest of `--peer`: its name and its address on the link between the two.
+pub struct Peer {
+    /// Host name.
+    pub name: &'static str,
+    /// IPv4 address.
+    pub address: &'static str,
+}
+
+/// The two guests of `--peer`.
+pub const PEERS: [Peer; 2] = [
+    Peer {
+        name: "a",
+        address: "10.77.0.1",
+    },
+    Peer {
+        name: "b",
+        address: "10.77.0.2",
+    },
+];
+
 /// From the host to the guest.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Request {
-    /// Make everything ready and run the command. Sent once, first.
+    /// Make everything ready. Sent once, first.
     Start(Start),
+    /// Run the command. Sent once, when the guest is ready.
+    Run,
     /// Write the stacks of all blocked tasks to the kernel's log, for whoever will wonder what hung.
     ShowBlocked,
 }
@@ -47,6 +69,8 @@ pub struct Start {
     pub module: bool,
     /// Whether there is a directory to mount at [`SHARE`].
     pub share: bool,
+    /// Which of [`PEERS`] this guest is, if there are two.
+    pub peer: Option<usize>,
 }
 
 /// From the guest to the host.
@@ -54,8 +78,10 @@ pub struct Start {
 pub enum Report {
     /// The agent runs.
     Booted,
-    /// The NICs are up and the module is loaded; the command starts.
+    /// The NICs are up and the module is loaded.
     Ready,
+    /// A process of the guest has begun to listen on a TCP port. Sent at most once, and only where there are two guests.
+    Listening,
     /// The guest could not be made ready.
     Failed(String),
     /// The command could not be started.
@@ -103,6 +129,7 @@ mod tests {
             gpus: 0,
             module: true,
             share: false,
+            peer: Some(1),
         });
         let mut wire = Vec::new();
         send(&mut wire, &request).unwrap();

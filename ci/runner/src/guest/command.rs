@@ -16,7 +16,7 @@ use nix::sys::wait::{WaitStatus, wait};
 use nix::unistd::Pid;
 
 use super::pci::Devices;
-use crate::protocol::STAGE;
+use crate::protocol::{PEERS, STAGE, Start};
 
 /// The project's own programs come first.
 pub const PATH: &str =
@@ -32,9 +32,11 @@ pub struct Ended {
     pub stderr: u64,
 }
 
-/// Runs `argv` to its end, and then ends every process it left behind.
-pub fn run(argv: &[Vec<u8>], devices: &Devices, stdout: File, stderr: File) -> Result<Ended> {
-    let (program, arguments) = argv.split_first().context("there is no command to run")?;
+/// Runs the command to its end, and then ends every process it left behind.
+pub fn run(start: &Start, devices: &Devices, stdout: File, stderr: File) -> Result<Ended> {
+    let argv = start.argv.split_first();
+    let (program, arguments) = argv.context("there is no command to run")?;
+    let other = start.peer.map(|index| PEERS[1 - index.min(1)].name);
     let mut child = Command::new(OsStr::from_bytes(program))
         .args(arguments.iter().map(|argument| OsStr::from_bytes(argument)))
         .env_clear()
@@ -48,6 +50,7 @@ pub fn run(argv: &[Vec<u8>], devices: &Devices, stdout: File, stderr: File) -> R
         .env("LD_LIBRARY_PATH", format!("{STAGE}/lib"))
         .env("IBGDA_NICS", devices.nics.join(" "))
         .env("IBGDA_GPUS", devices.gpus.join(" "))
+        .envs(other.map(|name| ("IBGDA_PEER", name)))
         .current_dir("/root")
         .process_group(0)
         .stdin(Stdio::null())

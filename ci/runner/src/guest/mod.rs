@@ -4,13 +4,15 @@
 mod command;
 mod kernel_log;
 mod mounts;
+mod network;
 mod pci;
 mod ports;
 mod ready;
 
+use std::fs::{self, File};
 use std::io::BufReader;
 use std::sync::Arc;
-use std::{fs, thread};
+use std::thread;
 
 use anyhow::{Context, Result, bail};
 
@@ -43,8 +45,6 @@ fn serve() -> Result<()> {
         Some(Request::Start(start)) => start,
         other => bail!("the host's first request is {other:?}, not the command to run"),
     };
-    thread::spawn(move || obey(requests));
-
     let devices = match ready::prepare(&start) {
         Ok(devices) => devices,
         Err(error) => {
@@ -53,8 +53,16 @@ fn serve() -> Result<()> {
             return Ok(());
         }
     };
-    ready::note("the command starts");
     send(&mut control, &Report::Ready)?;
+    match receive(&mut requests)? {
+        Some(Request::Run) => {}
+        other => bail!("the host's second request is {other:?}, not to run the command"),
+    }
+    thread::spawn(move || obey(requests));
+    if start.peer.is_some() {
+        tell_when_listening(control.try_clone()?);
+    }
+    ready::note("the command starts");
     let report = run_command(&start, &devices, &kernel_log)?;
     send(&mut control, &report)?;
     Ok(())
@@ -67,7 +75,7 @@ fn run_command(
 ) -> Result<Report> {
     let stdout = ports::open(port::STDOUT)?;
     let stderr = ports::open(port::STDERR)?;
-    let ended = match command::run(&start.argv, devices, stdout, stderr) {
+    let ended = match command::run(start, devices, stdout, stderr) {
         Ok(ended) => ended,
         Err(error) => return Ok(Report::CannotRun(format!("{error:#}"))),
     };
@@ -82,7 +90,20 @@ fn run_command(
     })
 }
 
-/// Requests after the first.
+/// Reports when a process of the guest listens on a TCP port; never, if none does.
+fn tell_when_listening(mut control: File) {
+    thread::spawn(move || {
+        while !network::someone_listens() {
+            thread::sleep(network::LOOK);
+        }
+        // Shorter than a page, so that it does not mix with another report.
+        if let Err(error) = send(&mut control, &Report::Listening) {
+            eprintln!("ibgda-vm-agent: {error}");
+        }
+    });
+}
+
+/// Requests after the command has started.
 fn obey(mut requests: impl std::io::BufRead) {
     while let Ok(Some(request)) = receive(&mut requests) {
         match request {
@@ -91,7 +112,7 @@ fn obey(mut requests: impl std::io::BufRead) {
                 let _ = fs::write("/proc/sysrq-trigger", "w");
                 let _ = fs::write("/proc/sysrq-trigger", "l");
             }
-            Request::Start(_) => {
+            Request::Start(_) | Request::Run => {
                 eprintln!("ibgda-vm-agent: asked to start a second command; ignored")
             }
         }

@@ -10,8 +10,8 @@ use std::{fs, io};
 use anyhow::{Context, Result, bail};
 
 use super::pci::Devices;
-use super::{mounts, ports};
-use crate::protocol::{STAGE, Start, port};
+use super::{mounts, network, ports};
+use crate::protocol::{PEERS, STAGE, Start, port};
 
 /// Longer than the driver's own patience with a device that does not answer.
 const NIC_UP: Duration = Duration::from_secs(90);
@@ -19,8 +19,15 @@ const NIC_UP: Duration = Duration::from_secs(90);
 /// Does all that is to be done before the command runs.
 pub fn prepare(start: &Start) -> Result<Devices> {
     note("making the guest ready");
-    nix::unistd::sethostname("ibgda").context("setting the host name")?;
+    let name = start
+        .peer
+        .and_then(|index| PEERS.get(index))
+        .map_or("ibgda", |peer| peer.name);
+    nix::unistd::sethostname(name).context("setting the host name")?;
     run("ip", &["link", "set", "lo", "up"])?;
+    if let Some(index) = start.peer {
+        network::set_up(index)?;
+    }
     let devices = Devices::find(start.nics, start.gpus)?;
     note("loading modules");
     let mut modules = vec!["configfs", "aer_inject"];
@@ -53,11 +60,12 @@ pub fn note(text: &str) {
 }
 
 /// Loads modules and what they need.
-fn modprobe(modules: &[&str]) -> Result<()> {
+pub fn modprobe(modules: &[&str]) -> Result<()> {
     run("modprobe", &[&["-a"], modules].concat())
 }
 
-fn run(program: &str, arguments: &[&str]) -> Result<()> {
+/// Runs a program to its end, which must be a good one.
+pub fn run(program: &str, arguments: &[&str]) -> Result<()> {
     let output = Command::new(program)
         .args(arguments)
         .env("PATH", super::command::PATH)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A child process that does not outlive its owner.
 
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -69,6 +70,15 @@ impl Guarded {
 impl Drop for Guarded {
     fn drop(&mut self) {
         self.kill();
+    }
+}
+
+/// How a process ended, in words.
+pub fn describe(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exit status {code}"),
+        (None, Some(signal)) => format!("killed by signal {signal}"),
+        (None, None) => format!("{status}"),
     }
 }
 

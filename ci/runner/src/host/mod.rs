@@ -2,16 +2,22 @@
 //! The host's side: starts the model and QEMU, talks to the guest's agent, and says how it all ended.
 
 mod child;
+mod guest;
+mod model;
 mod outcome;
 mod problems;
 mod qemu;
 mod session;
 mod streams;
+mod vm;
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::fs::File;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
+
+use anyhow::{Context, Result};
 
 pub use outcome::Outcome;
 
@@ -54,6 +60,12 @@ pub struct Options {
     /// For sockets; must be empty.
     #[arg(long)]
     pub run_dir: PathBuf,
+    /// Boot a second guest and run this there, by the shell.
+    #[arg(long)]
+    pub peer: Option<OsString>,
+    /// How long the command waits for the second guest's to listen on a TCP port.
+    #[arg(long, value_parser = seconds, default_value = "10")]
+    pub peer_wait: Duration,
     /// The command and its arguments.
     #[arg(last = true, required = true)]
     pub command: Vec<OsString>,
@@ -65,11 +77,18 @@ fn seconds(text: &str) -> Result<Duration, String> {
         .map_err(|error| error.to_string())
 }
 
+/// A new log file.
+fn log_file(dir: &Path, name: &str) -> Result<File> {
+    let path = dir.join(name);
+    File::create(&path).with_context(|| format!("making {}", path.display()))
+}
+
 /// Runs it all, says on standard error what went wrong if anything did, and returns the exit status.
 pub fn run(options: &Options) -> ExitCode {
-    let outcome =
-        session::run(options).unwrap_or_else(|error| Outcome::Harness(format!("{error:#}")));
-    outcome.explain(options);
-    problems::report(options);
+    let vms = vm::Vm::all(options);
+    let (vm, outcome) =
+        session::run(&vms).unwrap_or_else(|error| (0, Outcome::Harness(format!("{error:#}"))));
+    outcome.explain(&vms[vm]);
+    problems::report(&vms);
     ExitCode::from(outcome.status())
 }

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use super::Options;
+use super::vm::Vm;
 
 /// How the run ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,7 +44,7 @@ impl Outcome {
     }
 
     /// One line about what went wrong, where the logs are, and the end of those that may tell why.
-    pub fn explain(&self, options: &Options) {
+    pub fn explain(&self, vm: &Vm<'_>) {
         let (text, logs): (String, &[&str]) = match self {
             Self::Command(_) | Self::NoReader => return,
             Self::ModelDied(how) => (
@@ -52,7 +52,7 @@ impl Outcome {
                 &["connectx.stderr", "connectx.log"],
             ),
             Self::TimedOut(limit) => {
-                let command: Vec<_> = options
+                let command: Vec<_> = vm
                     .command
                     .iter()
                     .map(|word| word.to_string_lossy())
@@ -70,13 +70,22 @@ impl Outcome {
             Self::GuestDied(how) => (how.clone(), &["console.log", "qemu.log"]),
             Self::CannotRun(why) => (format!("cannot run the command in the guest: {why}"), &[]),
         };
-        let place = match &options.log_name {
+        let place = match &vm.options.log_name {
             Some(name) => format!("logs: {name}"),
             None => "--log DIR keeps the logs".into(),
         };
-        eprintln!("ci/vm: {text} (status {}; {place})", self.status());
+        let label = match self {
+            Self::ModelDied(_) => String::new(),
+            _ => vm.label(),
+        };
+        eprintln!("ci/vm: {label}{text} (status {}; {place})", self.status());
         for log in logs {
-            show_end(&options.log, log);
+            // The model's logs are the same for all.
+            let dir = match log.starts_with("connectx") {
+                true => &vm.options.log,
+                false => &vm.log,
+            };
+            show_end(dir, log);
         }
     }
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the guest's kernel complained about, though the command may have ended well.
+//! What the guests' kernels complained about, though the commands may have ended well.
 
 use std::fs;
 
-use super::Options;
+use super::vm::Vm;
 
 /// Parts of the lines with which the kernel reports a fault of its own.
 const FAULTS: &[&str] = &[
@@ -21,15 +21,19 @@ const FAULTS: &[&str] = &[
 ];
 
 /// Writes them to `kernel-problems.log`, if there are any, and says so.
-pub fn report(options: &Options) {
-    let Ok(text) = fs::read(options.log.join("kernel.log")) else {
+pub fn report(vms: &[Vm<'_>]) {
+    let mut found = Vec::new();
+    for vm in vms {
+        let text = fs::read(vm.log.join("kernel.log")).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        let label = vm.label();
+        found.extend(faults(&text).iter().map(|line| format!("{label}{line}")));
+    }
+    let (Some(first), Some(vm)) = (found.first(), vms.first()) else {
         return;
     };
-    let text = String::from_utf8_lossy(&text);
-    let found = faults(&text);
-    let Some(first) = found.first() else { return };
     let _ = fs::write(
-        options.log.join("kernel-problems.log"),
+        vm.options.log.join("kernel-problems.log"),
         found.join("\n") + "\n",
     );
     eprintln!(

@@ -12,9 +12,9 @@ use std::thread;
 
 use anyhow::{Context, Result};
 
-use super::Options;
 use super::qemu::PORTS;
 use super::session::Event;
+use super::vm::Vm;
 use crate::protocol::{self, Report, Request};
 
 /// The host's ends of all ports.
@@ -25,20 +25,30 @@ pub struct Streams {
 }
 
 impl Streams {
-    /// Listens on every port's socket; QEMU connects to them when it starts.
-    pub fn listen(options: &Options, events: &Sender<Event>) -> Result<Self> {
+    /// Listens on every port's socket; QEMU connects to them when it starts. Events come with the guest's number.
+    pub fn listen(vm: &Vm<'_>, index: usize, events: &Sender<(usize, Event)>) -> Result<Self> {
         let [control, stdout, stderr, kernel] =
-            PORTS.map(|port| bind(&options.run_dir.join(port.socket)));
-        let log = options.log.join("kernel.log");
+            PORTS.map(|port| bind(&vm.run_dir.join(port.socket)));
+        let log = vm.log.join("kernel.log");
         let log = File::create(&log).with_context(|| format!("making {}", log.display()))?;
         let streams = Self {
             control: Arc::default(),
             copied: Default::default(),
         };
-        streams.copy(0, stdout?, io::stdout(), events);
-        streams.copy(1, stderr?, io::stderr(), events);
-        streams.copy(2, kernel?, log, events);
-        streams.listen_for_reports(control?, events.clone());
+        // The first guest's output is passed on as it is.
+        let label = if index == 0 {
+            String::new()
+        } else {
+            vm.label()
+        };
+        let tell = || {
+            let events = events.clone();
+            move |event: Event| events.send((index, event)).is_ok()
+        };
+        streams.copy(0, stdout?, Labelled::new(io::stdout(), &label), tell());
+        streams.copy(1, stderr?, Labelled::new(io::stderr(), &label), tell());
+        streams.copy(2, kernel?, log, tell());
+        streams.listen_for_reports(control?, tell());
         Ok(streams)
     }
 
@@ -56,10 +66,9 @@ impl Streams {
         index: usize,
         listener: UnixListener,
         mut to: impl Write + Send + 'static,
-        events: &Sender<Event>,
+        tell: impl Fn(Event) -> bool + Send + 'static,
     ) {
         let copied = Arc::clone(&self.copied[index]);
-        let events = events.clone();
         thread::spawn(move || {
             let Ok((mut from, _)) = listener.accept() else {
                 return;
@@ -67,16 +76,20 @@ impl Streams {
             let mut buffer = vec![0; 64 * 1024];
             while let Ok(length @ 1..) = from.read(&mut buffer) {
                 if let Err(error) = to.write_all(&buffer[..length]).and_then(|()| to.flush()) {
-                    let _ = events.send(Event::NotWritten(error));
+                    tell(Event::NotWritten(error));
                     return;
                 }
                 copied.fetch_add(length as u64, Ordering::Release);
-                let _ = events.send(Event::Copied);
+                tell(Event::Copied);
             }
         });
     }
 
-    fn listen_for_reports(&self, listener: UnixListener, events: Sender<Event>) {
+    fn listen_for_reports(
+        &self,
+        listener: UnixListener,
+        tell: impl Fn(Event) -> bool + Send + 'static,
+    ) {
         let control = Arc::clone(&self.control);
         thread::spawn(move || {
             let Ok((stream, _)) = listener.accept() else {
@@ -94,7 +107,7 @@ impl Streams {
                     Err(error) => Event::Garbled(error),
                 };
                 let last = matches!(event, Event::Garbled(_));
-                if events.send(event).is_err() || last {
+                if !tell(event) || last {
                     return;
                 }
             }
@@ -105,4 +118,65 @@ impl Streams {
 fn bind(path: &Path) -> Result<UnixListener> {
     let _ = fs::remove_file(path);
     UnixListener::bind(path).with_context(|| format!("listening on {}", path.display()))
+}
+
+/// Puts a label before each line; nothing waits for a line to be complete.
+struct Labelled<W> {
+    to: W,
+    label: Vec<u8>,
+    at_start: bool,
+}
+
+impl<W: Write> Labelled<W> {
+    fn new(to: W, label: &str) -> Self {
+        Self {
+            to,
+            label: label.into(),
+            at_start: true,
+        }
+    }
+}
+
+impl<W: Write> Write for Labelled<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.label.is_empty() {
+            return self.to.write(bytes);
+        }
+        // In one piece, so that the other guest's output does not come between.
+        let mut text = Vec::with_capacity(bytes.len() + self.label.len());
+        for line in bytes.split_inclusive(|&byte| byte == b'\n') {
+            if self.at_start {
+                text.extend(&self.label);
+            }
+            text.extend(line);
+            self.at_start = line.ends_with(b"\n");
+        }
+        self.to.write_all(&text)?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.to.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_line_has_the_label_once_however_it_arrives() {
+        let mut labelled = Labelled::new(Vec::new(), "b: ");
+        for part in ["one\ntw", "o", "\n", "\nlast"] {
+            labelled.write_all(part.as_bytes()).unwrap();
+        }
+        assert_eq!(labelled.to, b"b: one\nb: two\nb: \nb: last");
+    }
+
+    #[test]
+    fn without_a_label_nothing_is_changed() {
+        let mut plain = Labelled::new(Vec::new(), "");
+        plain.write_all(b"a\0\nb").unwrap();
+        assert_eq!(plain.to, b"a\0\nb");
+    }
 }
