@@ -24,8 +24,8 @@ vm_devinfo() {
 
 check vm::two_active_ports vm_devinfo
 for path in "$IBGDA_SRC"/ci/vmtests/tests/*.rs; do
-    # A first line "// vm: OPTION…" says what machine the tests want.
-    mapfile -t vm_options < <(sed -n 's|^//! vm: ||p' "$path" | tr ' ' '\n')
+    # A line "//! vm: OPTION…" says what machine the tests want; quotes as in the shell keep words together.
+    mapfile -t vm_options < <(sed -n 's|^//! vm: ||p' "$path" | xargs -r -n 1 printf '%s\n')
     ((${#vm_options[@]})) || vm_options=(--nics 2 --gpus 1)
     path=$(basename -- "$path" .rs)
     suite "vm::$path" vm_clean --timeout 900 "${vm_options[@]}" -- "/opt/ibgda/tests/$path" --test-threads=1

@@ -8,4 +8,5 @@
 pub mod broker;
 pub mod machine;
 pub mod process;
+pub mod tools;
 pub mod verbs;
