@@ -2,6 +2,7 @@
 //! The config space of a ConnectX-6 InfiniBand function, as its Linux driver and `lspci` expect it.
 
 use crate::pci::{Bar, Builder, ConfigSpace, Express, Identity};
+use crate::wire::port::DEVICE_ID;
 
 /// Bytes of BAR 0: the initialization segment, MSI-X tables and UAR pages.
 pub const BAR0_SIZE: u64 = 32 << 20;
@@ -14,10 +15,10 @@ pub const MSIX_PENDING: u32 = 0x3000;
 
 /// Config space at power-on. `serial` becomes the Device Serial Number (an EUI-64, as the node GUID).
 pub fn config_space(serial: u64) -> ConfigSpace {
-    // Ids: the PCI ID repository's "MT28908 Family [ConnectX-6]". Class 0x0207 is an InfiniBand controller.
+    // Class 0x0207 is an InfiniBand controller.
     Builder::new(Identity {
         vendor: 0x15b3,
-        device: 0x101b,
+        device: DEVICE_ID,
         subsystem_vendor: 0x15b3,
         subsystem: 0x0007,
         class: 0x02_0700,

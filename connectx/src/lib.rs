@@ -2,7 +2,7 @@
 //! A ConnectX function as the upstream mlx5 driver sees it, and the machinery that lets a guest have it.
 //!
 //! From the device inwards: [`ifc`] names every field by its place, [`cmd`] executes commands on [`objects`], [`engine`] runs the
-//! work queues, [`wire`] joins functions, [`hca`] puts them together behind a BAR. From the host inwards: [`vfio`] serves
+//! work queues, [`wire`] joins functions, [`mad`] manages their subnet, [`hca`] puts them together behind a BAR. From the host inwards: [`vfio`] serves
 //! a [`platform::Function`] to QEMU, [`pci`] is its config space, [`gpu`] a stand-in GPU beside the NIC. [`log`] is the
 //! referee's record of everything refused [`ctl`] the socket to read and steer a running model, [`fault`]
 //! what it can be told to do wrong, and [`explain`]
@@ -22,6 +22,7 @@ pub mod ifc;
 pub mod inproc;
 pub mod irq;
 pub mod log;
+pub mod mad;
 pub mod mem;
 pub mod objects;
 pub mod pci;

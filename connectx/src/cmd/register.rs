@@ -23,8 +23,6 @@ const SPEED_HDR: u64 = 1 << 6;
 const MTU: u64 = 4096;
 /// VL0 to VL7 (`ib_vl_enum`).
 const VLS: u64 = 4;
-/// Bytes of a node description.
-const NODE_DESC_LEN: usize = 64;
 
 pub(super) fn access_register(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {
     let register = access_register_in::register_id.get(request.input) as u16;
@@ -37,7 +35,7 @@ pub(super) fn access_register(device: &mut Device, request: &Request<'_>) -> Res
         (number::PMTU, true) => port_mtu(given),
         (number::PVLC, true) => port_lanes(given),
         (number::PAOS, true) => port_status(device, given),
-        (number::NODE_DESC, true) => node_description(device),
+        (number::NODE_DESC, true) => device.node_description().to_vec(),
         (number::NODE_DESC, false) => given.to_vec(),
         _ => {
             let rule = "a register that the device has, in a direction that it has";
@@ -112,10 +110,4 @@ fn port_status(device: &Device, given: &[u8]) -> Vec<u8> {
         },
     );
     reg
-}
-
-fn node_description(device: &Device) -> Vec<u8> {
-    let mut text = format!("ConnectX model {}", device.name).into_bytes();
-    text.resize(NODE_DESC_LEN, 0);
-    text
 }

@@ -8,27 +8,17 @@ use crate::ifc::command::{
 };
 use crate::ifc::context::hca_vport_context as port;
 use crate::objects::device::Device;
-use crate::wire::port::{GIDS, PKEYS, PortState, SM_LID};
+use crate::wire::port::{CAP_MASK, GIDS, PKEYS, SM_LID};
 
-/// IB_PORT_CAP_MASK of a port that a subnet manager has configured: automatic migration, LED, traps, SL mapping, client
-/// reregistration, system image GUID, communication management, notices. Bit 1, "is SM", is clear.
-const CAP_MASK: u64 = 0x0251_0a68;
-/// Physical states of a port (IBA 14.2.5.6): 5 is LinkUp, 2 Polling.
-const LINK_UP: u64 = 5;
-const POLLING: u64 = 2;
 /// All entries of a table.
 const ALL: u64 = 0xffff;
 
 pub(super) fn query_context(device: &mut Device, _: &Request<'_>) -> Result<Reply, Reject> {
     let mut out = ok(query_hca_vport_context_out::SIZE);
     let context = query_hca_vport_context_out::hca_vport_context.bytes_mut(&mut out);
-    let up = device.port.state == PortState::Active;
     let values = [
         (port::has_smi, 1),
-        (
-            port::port_physical_state,
-            if up { LINK_UP } else { POLLING },
-        ),
+        (port::port_physical_state, device.port.physical_state()),
         (port::port_state, device.port.state as u64),
         (port::vport_state, device.port.state as u64),
         (port::system_image_guid, device.port.guid),

@@ -92,6 +92,7 @@ fn arrive(device: &mut Device, qpn: u32, packet: &Packet, data: Data<'_>, now: I
     };
     if takes(device, &qp, packet) {
         device.counters.packets_received += u64::from(packet.span);
+        device.counters.bytes_received += packet.payload.len() as u64;
         match packet.kind {
             Kind::ReadResponse { .. } | Kind::AtomicResponse { .. } | Kind::Acknowledge(_) => {
                 answers::answer(device, &mut qp, packet, data, now);

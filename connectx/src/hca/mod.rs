@@ -68,6 +68,7 @@ impl Hca {
             guid: config.guid,
             state: PortState::Active,
             link: Link::default(),
+            counted_from: Default::default(),
         };
         let device = Device::new(config.name.clone(), port, fabric.referee());
         let index = fabric.attach(device);

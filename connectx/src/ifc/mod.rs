@@ -9,6 +9,7 @@ pub mod cap;
 pub mod command;
 pub mod context;
 pub mod event;
+pub mod mad;
 pub mod opcode;
 pub mod register;
 pub mod wqe;

@@ -29,6 +29,9 @@ pub const FIRST_UAR: u32 = 0x100;
 /// UAR pages: the rest of a 32 MiB BAR.
 pub const UARS: usize = 8192 - FIRST_UAR as usize;
 
+/// Bytes of a node's description (IBA 14.2.5.2).
+pub const NODE_DESCRIPTION_LEN: usize = 64;
+
 /// The host's side of the function: memory and interrupts.
 #[derive(Default)]
 pub struct Host {
@@ -209,6 +212,7 @@ pub struct Counters {
     /// Packets that the link lost because it was told to.
     pub packets_lost: u64,
     pub bytes_sent: u64,
+    pub bytes_received: u64,
     pub retransmissions: u64,
     pub rnr_naks: u64,
     pub access_naks: u64,
@@ -353,6 +357,15 @@ impl Device {
         self.commands = CommandQueue::default();
     }
 
+    /// The node's description.
+    pub fn node_description(&self) -> [u8; NODE_DESCRIPTION_LEN] {
+        let text = format!("ConnectX model {}", self.name);
+        let mut description = [0; NODE_DESCRIPTION_LEN];
+        let len = text.len().min(description.len());
+        description[..len].copy_from_slice(&text.as_bytes()[..len]);
+        description
+    }
+
     /// Records a refusal that is no command's.
     pub fn refuse(
         &self,
@@ -414,6 +427,7 @@ impl Device {
             ("packets_dropped", c.packets_dropped),
             ("packets_lost", c.packets_lost),
             ("bytes_sent", c.bytes_sent),
+            ("bytes_received", c.bytes_received),
             ("retransmissions", c.retransmissions),
             ("rnr_naks", c.rnr_naks),
             ("access_naks", c.access_naks),

@@ -9,14 +9,15 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use super::packet::{Kind, Nak, Packet, Verdict};
+use super::packet::{Deth, Kind, Nak, Packet, Verdict};
 use super::payload::Payload;
-use super::port::PortState;
+use super::port::{PortState, SM_LID};
 use crate::engine::lent::{self, Located};
 use crate::engine::memory::Denied;
 use crate::engine::requester::Budget;
 use crate::engine::{receive, responder};
 use crate::log::Referee;
+use crate::mad::sa::Administration;
 use crate::objects::device::Device;
 
 /// Work that a caller does itself.
@@ -41,6 +42,8 @@ const MULTICAST_LID: u16 = 0xc000;
 
 struct State {
     devices: Vec<Device>,
+    /// What the subnet manager answers.
+    administration: Administration,
     /// Where the data of the packet at hand is.
     located: Located,
     /// Packets on slow links, by the time of their arrival and the order of their sending.
@@ -93,6 +96,7 @@ impl Fabric {
     pub fn polled(referee: Referee) -> Arc<Self> {
         let state = State {
             devices: Vec::new(),
+            administration: Administration::default(),
             located: Located::default(),
             slow: BTreeMap::new(),
             sent_slow: 0,
@@ -321,6 +325,9 @@ impl State {
             return;
         }
         let lid = packet.destination_lid;
+        if lid == SM_LID {
+            return self.administer(from, packet, now);
+        }
         match self
             .devices
             .iter()
@@ -328,6 +335,32 @@ impl State {
         {
             Some(to) => self.forward(from, to, packet, now),
             None => self.devices[from].counters.packets_dropped += u64::from(packet.span),
+        }
+    }
+
+    /// A datagram to the subnet manager, and its answer.
+    fn administer(&mut self, from: usize, mut packet: Packet, now: Instant) {
+        let taken = lent::take(&mut self.devices[from], &mut packet.payload);
+        let (true, Payload::Bytes(request), 1, Some(deth)) =
+            (taken, &packet.payload, packet.qpn, packet.deth)
+        else {
+            self.devices[from].counters.packets_dropped += u64::from(packet.span);
+            return;
+        };
+        for answer in self.administration.answer(&self.devices, from, request) {
+            let answer = Packet {
+                source_lid: SM_LID,
+                destination_lid: packet.source_lid,
+                qpn: deth.source_qpn,
+                deth: Some(Deth {
+                    source_qpn: 1,
+                    ..deth
+                }),
+                grh: None,
+                payload: Payload::Bytes(answer),
+                ..packet.clone()
+            };
+            self.forward(from, from, answer, now);
         }
     }
 

@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use crate::mad::pma::Traffic;
+
 /// Logical state of a port as the driver reads it (`hca_vport_context.vport_state`, `IB_PORT_*`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
@@ -15,8 +17,13 @@ pub enum PortState {
 
 /// Default subnet prefix of InfiniBand.
 pub const SUBNET_PREFIX: u64 = 0xfe80_0000_0000_0000;
-/// LID of the (built-in) subnet manager.
-pub const SM_LID: u16 = 0x0001;
+/// LID of the subnet manager, which is in the switch; beyond those of functions.
+pub const SM_LID: u16 = 0x0800;
+/// PCI device id, which is in NodeInfo too: the PCI ID repository's "MT28908 Family [ConnectX-6]".
+pub const DEVICE_ID: u16 = 0x101b;
+/// CapabilityMask of a port that a subnet manager has configured: automatic migration, LED, traps, SL mapping, extended
+/// speeds, client reregistration, system image GUID, communication management, notices. Bit 1, "is SM", is clear.
+pub const CAP_MASK: u64 = 0x0251_4a68;
 /// Entries in the GID table (encoding 0 in the capabilities).
 pub const GIDS: usize = 8;
 /// Entries in the P_Key table (encoding 0 in the capabilities).
@@ -35,6 +42,8 @@ pub struct Port {
     pub state: PortState,
     /// What the link does to packets that the port sends.
     pub link: Link,
+    /// Where the port's counters began when they were last cleared.
+    pub counted_from: Traffic,
 }
 
 /// How good a link is.
@@ -77,6 +86,7 @@ impl Port {
             guid: 0x1122_3344_5566_7788,
             state: PortState::Active,
             link: Link::default(),
+            counted_from: Traffic::default(),
         }
     }
 
@@ -88,6 +98,14 @@ impl Port {
             gid[8..].copy_from_slice(&self.guid.to_be_bytes());
         }
         gid
+    }
+
+    /// Physical state (IBA 14.2.5.6): 5 is LinkUp, 2 Polling.
+    pub fn physical_state(&self) -> u64 {
+        match self.state {
+            PortState::Active => 5,
+            PortState::Down => 2,
+        }
     }
 
     /// Bytes of the largest packet.
