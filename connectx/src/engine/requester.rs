@@ -108,20 +108,24 @@ impl Requester {
         psn::add(self.unacked, psn::MASK)
     }
 
-    fn flight_mut(&mut self, id: u64) -> Option<&mut Flight> {
-        let place = self.flights.binary_search_by_key(&id, |f| f.id).ok()?;
-        self.flights.get_mut(place)
+    /// Place of a flight. Its number is usually as far from the first one's, unless other queue pairs were at work between.
+    fn place(&self, id: u64) -> Option<usize> {
+        let ahead = id.checked_sub(self.flights.front()?.id)? as usize;
+        match self.flights.get(ahead) {
+            Some(flight) if flight.id == id => Some(ahead),
+            _ => self.flights.binary_search_by_key(&id, |f| f.id).ok(),
+        }
     }
 
     /// The WQE of a flight that has not ended.
     pub(super) fn in_flight(&self, id: u64) -> Option<&Wqe> {
-        let place = self.flights.binary_search_by_key(&id, |f| f.id).ok()?;
-        self.flights.get(place).map(|flight| &flight.wqe)
+        Some(&self.flights.get(self.place(id)?)?.wqe)
     }
 
     /// A flight cannot go on.
     pub(super) fn fail(&mut self, id: u64, failure: Failure) {
-        if let Some(flight) = self.flight_mut(id) {
+        let place = self.place(id);
+        if let Some(flight) = place.and_then(|place| self.flights.get_mut(place)) {
             flight.failure.get_or_insert(failure);
         }
     }

@@ -57,7 +57,8 @@ pub struct Options {
     /// Functions, 1 to 64. They reach each other, and themselves, by LID.
     pub nics: usize,
     /// How long after it last had work the engine thread looks without a pause. Then it sleeps between looks, longer the
-    /// longer nothing comes, up to a millisecond. [`Duration::MAX`] never sleeps: for measurements with a core to spare.
+    /// longer nothing comes, up to a millisecond, and after a second up to five. [`Duration::MAX`] never sleeps: for
+    /// measurements with a core to spare.
     pub spin: Duration,
     /// Where refusals go.
     pub referee: Referee,
@@ -187,7 +188,7 @@ impl Shared {
     /// The engine thread.
     fn run(&self, spin: Duration) {
         let mut pause = Pause::new(spin);
-        let mut rings = Vec::new();
+        let mut rings = Rings::default();
         let mut next = Next::AtOnce;
         while !self.stop.load(Ordering::Relaxed) {
             if self.look(&mut rings, &mut next) {
@@ -198,26 +199,23 @@ impl Shared {
         }
     }
 
-    /// Looks at every page and does what is to be done. Returns whether there was anything.
-    fn look(&self, rings: &mut Vec<(usize, Ring)>, next: &mut Next) -> bool {
+    /// Looks at pages, at all if need be, and does what is to be done. Returns whether there was anything.
+    fn look(&self, rings: &mut Rings, next: &mut Next) -> bool {
         let pages = self.pages();
         if self.frozen.load(Ordering::SeqCst) {
             *next = Next::At(None);
             return false;
         }
-        rings.clear();
-        for (at, page) in pages.iter().enumerate() {
-            page.take(|ring| rings.push((at, ring)));
-        }
+        rings.take(&pages);
         let due = match next {
             Next::AtOnce => true,
             Next::At(deadline) => deadline.is_some_and(|deadline| deadline <= Instant::now()),
         };
-        if rings.is_empty() && !due && !self.fabric.needs_attention() {
+        if rings.found.is_empty() && !due && !self.fabric.needs_attention() {
             return false;
         }
         *next = self.fabric.poll(|devices| {
-            for (at, ring) in rings.iter() {
+            for (at, ring) in &rings.found {
                 let Some((page, device)) = pages
                     .get(*at)
                     .and_then(|page| Some((page, devices.get_mut(page.nic)?)))
@@ -242,6 +240,45 @@ impl Shared {
     }
 }
 
+/// Doorbells that were found, and where the next are looked for.
+#[derive(Default)]
+struct Rings {
+    found: Vec<(usize, Ring)>,
+    /// The page that is looked at next.
+    next: usize,
+    /// The page that rang last: it is the most likely to ring again.
+    last: usize,
+}
+
+impl Rings {
+    /// Pages looked at between two looks at the one that rang last.
+    const STEP: usize = 8;
+
+    /// Looks at pages until something is found, at each once. However often one rings, the others have their turns.
+    fn take(&mut self, pages: &[Page]) {
+        self.found.clear();
+        for done in 1..=pages.len() {
+            self.next = (self.next + 1) % pages.len();
+            self.look_at(pages, self.next);
+            if done % Self::STEP == 0 {
+                self.look_at(pages, self.last);
+                if !self.found.is_empty() {
+                    return;
+                }
+            }
+        }
+    }
+
+    fn look_at(&mut self, pages: &[Page], at: usize) {
+        let found = &mut self.found;
+        if let Some(page) = pages.get(at) {
+            if page.take(|ring| found.push((at, ring))) {
+                self.last = at;
+            }
+        }
+    }
+}
+
 /// How the engine thread waits.
 struct Pause {
     spin: Duration,
@@ -253,6 +290,8 @@ struct Pause {
 impl Pause {
     /// Looks between two looks at the clock.
     const ROUNDS: u32 = 64;
+    /// Who has had nothing to do for so long sleeps longer.
+    const LONG: Duration = Duration::from_secs(1);
 
     fn new(spin: Duration) -> Self {
         Self {
@@ -279,8 +318,11 @@ impl Pause {
             // With fewer processors than threads the one that would ring must run.
             return std::thread::yield_now();
         }
-        let mut sleep =
-            ((idle - self.spin) / 8).clamp(Duration::from_micros(20), Duration::from_millis(1));
+        let longest = match idle < Self::LONG {
+            true => Duration::from_millis(1),
+            false => Duration::from_millis(5),
+        };
+        let mut sleep = ((idle - self.spin) / 8).clamp(Duration::from_micros(20), longest);
         if let Next::At(Some(deadline)) = next {
             sleep = sleep.min(deadline.saturating_duration_since(Instant::now()));
         }

@@ -165,7 +165,7 @@ fn until<T>(mut attempt: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Time in which the engine would have done what it must not do: it looks at least every millisecond.
+/// Time in which the engine would have done what it must not do: it looks every few milliseconds at least.
 fn settle() {
     std::thread::sleep(Duration::from_millis(20));
 }
