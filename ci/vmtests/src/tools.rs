@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
 /// How long a program may run; much longer than it takes.
-const LIMIT: &str = "120";
+const LIMIT: &str = "300";
 /// For a server to listen.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Where the other machine of `ci/vm --peer` runs what it is sent; such a test has this line:
