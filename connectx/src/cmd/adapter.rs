@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Start-up, shutdown and identification of the function.
 
-use super::caps::{ATOMIC, DEVICE_MEMORY, GENERAL};
+use super::caps::{ATOMIC, DEVICE_MEMORY, EMPTY, GENERAL};
 use super::{Reject, Reply, Request, ok};
 use crate::ifc::cap::atomic_caps;
 use crate::ifc::command::{
@@ -82,6 +82,7 @@ pub(super) fn query_hca_cap(device: &mut Device, request: &Request<'_>) -> Resul
             group = super::memic::capabilities();
             &group
         }
+        kind if EMPTY.contains(&kind) => &[],
         kind => {
             return Err(Reject::new(
                 Status::BadParam,

@@ -135,3 +135,18 @@ fn the_driver_may_come_back_without_a_reset() {
     assert_eq!(guest.count("eq"), 2);
     assert_eq!(guest.count("pages"), 3);
 }
+
+#[test]
+fn capabilities_that_the_device_does_not_have_are_zeros_in_groups_that_firmware_knows() {
+    let mut guest = guests(1).remove(0);
+    let query = |guest: &mut Guest, group: u64| {
+        let mut bytes = input(opcode::QUERY_HCA_CAP, 16);
+        header::op_mod.set(&mut bytes, group << 1);
+        guest.command(bytes, 0x1010)
+    };
+    // Flow tables, and a group that the interface does not have.
+    let out = query(&mut guest, 7);
+    assert_eq!(status(&out), 0);
+    assert!(out.iter().all(|byte| *byte == 0));
+    assert_ne!(status(&query(&mut guest, 0x7f)), 0);
+}
