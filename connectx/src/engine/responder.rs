@@ -56,6 +56,8 @@ pub struct Responder {
     /// A sequence error has been reported and the missing packet not come yet.
     sequence_reported: bool,
     jobs: VecDeque<Job>,
+    /// A refusal that is sent after the answers before it: until then nothing more is taken.
+    refused: Option<Nak>,
     /// Results of the last atomics, for requests that come again.
     atomics: VecDeque<(u32, u64)>,
     /// Looks at the receive queue in error that found nothing, and the next one.
@@ -110,6 +112,9 @@ enum Outcome {
 }
 
 fn reliable(device: &mut Device, qp: &mut Qp, packet: &Packet, data: Data<'_>) {
+    if qp.responder.refused.is_some() {
+        return;
+    }
     let distance = psn::distance(packet.psn, qp.responder.expected_psn);
     if distance > 0 {
         // One report for a gap; packets behind it are dropped (IBA 9.7.5.1.1).
@@ -146,9 +151,14 @@ fn reliable(device: &mut Device, qp: &mut Qp, packet: &Packet, data: Data<'_>) {
         }
         Outcome::Answered | Outcome::Broken => {}
         Outcome::Refused(verdict) => {
+            let waits = qp.responder.has_jobs();
             reply(device, qp, packet.psn, Kind::Acknowledge(verdict));
-            if let Verdict::Nak(nak) = verdict {
-                refuse(device, qp, nak);
+            match verdict {
+                // What comes behind it is dropped without a word until it comes again (IBA 9.7.5.2.8).
+                Verdict::ReceiverNotReady(_) => qp.responder.sequence_reported = true,
+                Verdict::Nak(nak) if waits => qp.responder.refused = Some(nak),
+                Verdict::Nak(nak) => refuse(device, qp, nak),
+                Verdict::Ack => {}
             }
         }
     }
@@ -157,6 +167,18 @@ fn reliable(device: &mut Device, qp: &mut Qp, packet: &Packet, data: Data<'_>) {
 /// A refused request stops the queue pair (IBA 9.9.3, class C).
 pub(super) fn refuse(device: &mut Device, qp: &mut Qp, nak: Nak) {
     device.counters.access_naks += 1;
+    // Codes of the AETH syndrome (IBA table 46).
+    let (code, rule) = match nak {
+        Nak::Sequence => (0x60u8, "packets come in sequence"),
+        Nak::InvalidRequest => (
+            0x61,
+            "a request is in its place, as long as it says, and of a kind that can be done",
+        ),
+        Nak::RemoteAccess => (0x62, "a request touches what queue pair and key permit"),
+        Nak::RemoteOperation => (0x63, "the receive queue and its memory work"),
+    };
+    let object = format!("qp {:#x} request", qp.number);
+    device.refuse(object, "nak", code, rule, "IBA 9.7.5.2");
     let event_type = match nak {
         Nak::RemoteAccess => Some(kind::WQ_ACCESS_ERROR),
         Nak::InvalidRequest => Some(kind::WQ_INVAL_REQ_ERROR),
@@ -164,6 +186,7 @@ pub(super) fn refuse(device: &mut Device, qp: &mut Qp, nak: Nak) {
         Nak::RemoteOperation | Nak::Sequence => None,
     };
     qp.responder.jobs.clear();
+    qp.responder.refused = None;
     completing::enter_error(device, qp, event_type);
 }
 
@@ -662,6 +685,12 @@ pub fn run(device: &mut Device, qp: &mut Qp, budget: &mut Budget) -> bool {
         let mut packet = response(device, qp, psn, kind, payload);
         packet.span = span;
         device.outbox.push_back(packet);
+        if qp.responder.jobs.is_empty() {
+            if let Some(nak) = qp.responder.refused.take() {
+                refuse(device, qp, nak);
+                return false;
+            }
+        }
     }
     false
 }
