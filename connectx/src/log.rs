@@ -10,6 +10,7 @@ use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
+use std::panic::Location;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -100,6 +101,8 @@ pub struct Record {
     pub seq: u64,
     /// Seconds since the Unix epoch.
     pub time: f64,
+    /// Where the rule is in this program: file and line.
+    pub code: String,
     /// What was refused.
     #[serde(flatten)]
     pub refusal: Refusal,
@@ -168,12 +171,18 @@ impl Referee {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records a refusal.
+    /// Records a refusal by the caller.
+    #[track_caller]
     pub fn refuse(&self, refusal: Refusal) {
-        self.refuse_at(refusal, Instant::now());
+        self.refuse_by(refusal, Location::caller());
     }
 
-    fn refuse_at(&self, refusal: Refusal, now: Instant) {
+    /// Records a refusal by a rule that is elsewhere than the call.
+    pub fn refuse_by(&self, refusal: Refusal, rule: &Location<'_>) {
+        self.refuse_at(refusal, rule, Instant::now());
+    }
+
+    fn refuse_at(&self, refusal: Refusal, rule: &Location<'_>, now: Instant) {
         let mut state = self.lock();
         state.seq += 1;
         let time = SystemTime::now()
@@ -182,6 +191,7 @@ impl Referee {
         let record = Record {
             seq: state.seq,
             time,
+            code: format!("{}:{}", rule.file(), rule.line()),
             refusal,
         };
         *state
@@ -196,7 +206,7 @@ impl Referee {
             if dropped > 0 {
                 tracing::warn!("{}: {dropped} refusals not logged", record.refusal.function);
             }
-            tracing::warn!("{}", record.refusal);
+            tracing::warn!("{} ({})", record.refusal, record.code);
             write_json(&mut state, &record, dropped);
         }
         if state.recent.len() == KEPT {
@@ -265,10 +275,11 @@ mod tests {
         let referee = Referee::to_file(&path).unwrap();
         let start = Instant::now();
         for i in 0..100_000 {
-            referee.refuse_at(refusal("nic0", i), start);
+            referee.refuse_at(refusal("nic0", i), Location::caller(), start);
         }
-        referee.refuse_at(refusal("nic1", 7), start);
-        referee.refuse_at(refusal("nic0", 8), start + Duration::from_secs(1));
+        referee.refuse_at(refusal("nic1", 7), Location::caller(), start);
+        let later = start + Duration::from_secs(1);
+        referee.refuse_at(refusal("nic0", 8), Location::caller(), later);
         let text = std::fs::read_to_string(&path).unwrap();
         let lines: Vec<serde_json::Value> = text
             .lines()
@@ -276,6 +287,8 @@ mod tests {
             .collect();
         assert_eq!(lines.len(), BURST as usize + 2);
         assert_eq!(lines[0]["object"], "qp 0x12");
+        let code = lines[0]["code"].as_str().unwrap();
+        assert!(code.starts_with(&format!("{}:", file!())), "{code}");
         assert_eq!(lines[BURST as usize]["function"], "nic1");
         assert_eq!(
             lines[BURST as usize + 1]["dropped"],

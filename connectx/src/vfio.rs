@@ -272,6 +272,7 @@ impl Backend {
         inside
     }
 
+    #[track_caller]
     fn refuse(&self, object: String, field: &str, value: String, rule: &str) {
         self.referee.refuse(Refusal {
             function: self.function.name().into(),

@@ -2,7 +2,7 @@
 //! Completion queues.
 
 use super::caps::Capabilities;
-use super::{IFC, Placement, Reject, Reply, Request, ok, ok_object, place, place_dbr, when};
+use super::{IFC, Placement, Reject, Reply, Request, admit, ok, ok_object, place, place_dbr, when};
 use crate::engine::completion::{self, Completion};
 use crate::ifc::command::{create_cq_in, modify_cq_in, query_cq_out};
 use crate::ifc::context::cqc;
@@ -77,6 +77,7 @@ pub(super) fn create_cq(device: &mut Device, request: &Request<'_>) -> Result<Re
         context: context.to_vec(),
         umems: umems.clone(),
     };
+    admit(device, &cq)?;
     let cqn = device
         .cqs
         .insert(cq)
@@ -202,6 +203,7 @@ fn resize(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {
         umem: umem.map(|id| (id, create_cq_in::cq_umem_offset.get(input))),
     };
     let buffer = place(device, request, &placement, entry << log_size)?;
+    admit(device, &buffer)?;
     completion::post(
         device,
         cqn,
@@ -221,5 +223,6 @@ fn resize(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {
             umem.refs += 1;
         }
     }
+    device.cqs.weigh(cqn);
     Ok(ok(16))
 }

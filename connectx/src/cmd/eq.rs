@@ -2,7 +2,7 @@
 //! Event queues.
 
 use super::caps::Capabilities;
-use super::{Placement, Reject, Reply, Request, SHARED_UID, ok, place};
+use super::{Placement, Reject, Reply, Request, SHARED_UID, admit, ok, place};
 use crate::ifc::be64_list;
 use crate::ifc::command::{create_eq_in, create_eq_out, destroy_eq_in, query_eq_out};
 use crate::ifc::context::eqc;
@@ -68,6 +68,7 @@ pub(super) fn create_eq(device: &mut Device, request: &Request<'_>) -> Result<Re
         overrun: false,
         context: context.to_vec(),
     };
+    admit(device, &eq)?;
     let eqn = device
         .eqs
         .insert(eq)

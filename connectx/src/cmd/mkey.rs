@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Memory keys.
 
-use super::{Reject, Reply, Request, listed_pages, ok, ok_object, when};
+use super::{Reject, Reply, Request, admit, listed_pages, ok, ok_object, when};
 use crate::ifc::command::{create_mkey_in, query_mkey_out};
 use crate::ifc::context::mkc;
 use crate::objects::device::Device;
@@ -165,6 +165,12 @@ pub(super) fn create_mkey(device: &mut Device, request: &Request<'_>) -> Result<
         ));
     }
     let translation = translation(device, request, context)?;
+    let umem = when(
+        create_mkey_in::mkey_umem_valid,
+        request.input,
+        create_mkey_in::mkey_umem_id,
+    )
+    .filter(|_| matches!(translation, Translation::Pages { .. }) && !mkc::free.is_set(context));
     let key = Mkey {
         uid: request.uid(),
         variant: mkc::mkey_7_0.get(context) as u8,
@@ -181,13 +187,18 @@ pub(super) fn create_mkey(device: &mut Device, request: &Request<'_>) -> Result<
         capacity: mkc::translations_octword_size.get32(context),
         updatable: mkc::umr_en.is_set(context),
         qpn: None,
+        umem,
     };
+    admit(device, &key)?;
     let index = device
         .mkeys
         .insert(key)
         .ok_or(Reject::full("mkey_index", device.mkeys.len()))?;
     if let Some(pd) = device.pds.get_mut(pd) {
         pd.refs += 1;
+    }
+    if let Some(umem) = umem.and_then(|id| device.umems.get_mut(id)) {
+        umem.refs += 1;
     }
     Ok(ok_object(index))
 }
@@ -216,6 +227,9 @@ pub(super) fn destroy_mkey(device: &mut Device, request: &Request<'_>) -> Result
     if let Some(key) = device.mkeys.remove(index) {
         if let Some(pd) = device.pds.get_mut(key.pd) {
             pd.refs = pd.refs.saturating_sub(1);
+        }
+        if let Some(umem) = key.umem.and_then(|id| device.umems.get_mut(id)) {
+            umem.refs = umem.refs.saturating_sub(1);
         }
     }
     Ok(ok(16))

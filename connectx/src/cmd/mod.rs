@@ -22,12 +22,15 @@ mod vport;
 
 pub use queue::{CommandQueue, doorbell};
 
+use std::panic::Location;
+
 use crate::ifc::command::{header, reply};
 use crate::ifc::opcode::{self, Status};
 use crate::ifc::{Field, be64_list};
 use crate::log::Refusal;
-use crate::objects::device::{Device, Phase};
+use crate::objects::device::{Device, Phase, TRANSLATIONS};
 use crate::objects::memory::{Buffer, Pages};
+use crate::objects::table::Weigh;
 
 /// Where most rules are written down.
 pub(crate) const IFC: &str = "include/linux/mlx5/mlx5_ifc.h";
@@ -111,10 +114,13 @@ pub struct Reject {
     pub rule: &'static str,
     /// Where that is written.
     pub source: &'static str,
+    /// Where the rule is in this program.
+    pub code: &'static Location<'static>,
 }
 
 impl Reject {
-    /// A rejection.
+    /// A rejection by the caller.
+    #[track_caller]
     pub fn new(
         status: Status,
         field: &'static str,
@@ -128,10 +134,12 @@ impl Reject {
             value: value.into(),
             rule,
             source,
+            code: Location::caller(),
         }
     }
 
     /// An object that does not exist.
+    #[track_caller]
     fn absent(field: &'static str, number: u32) -> Self {
         Self::new(
             Status::BadResource,
@@ -143,6 +151,7 @@ impl Reject {
     }
 
     /// An object that others still refer to.
+    #[track_caller]
     fn busy(field: &'static str, number: u32) -> Self {
         Self::new(
             Status::BadResourceState,
@@ -154,6 +163,7 @@ impl Reject {
     }
 
     /// No free number of a kind.
+    #[track_caller]
     fn full(field: &'static str, limit: usize) -> Self {
         Self::new(
             Status::Limit,
@@ -165,6 +175,7 @@ impl Reject {
     }
 
     /// A value out of range.
+    #[track_caller]
     fn param(field: &'static str, value: impl Into<u64>, rule: &'static str) -> Self {
         Self::new(Status::BadParam, field, value, rule, IFC)
     }
@@ -302,7 +313,7 @@ pub fn execute(device: &mut Device, request: &Request<'_>) -> Reply {
         Err(reject) => {
             device.counters.commands_refused += 1;
             let number = request.opcode();
-            device.referee.refuse(Refusal {
+            let refusal = Refusal {
                 function: device.name.clone(),
                 object: format!(
                     "cmd {} ({number:#x}) uid {}",
@@ -318,7 +329,8 @@ pub fn execute(device: &mut Device, request: &Request<'_>) -> Reply {
                     reject.syndrome()
                 ),
                 source: reject.source.into(),
-            });
+            };
+            device.referee.refuse_by(refusal, reject.code);
             reject.reply()
         }
     }
@@ -408,6 +420,21 @@ fn listed_pages(list: &[u8], log_page_size: u32, start: u64, len: u64) -> Result
     })
 }
 
+/// Checks that there is room for what a new object, or an object's new lists, would hold.
+fn admit(device: &Device, object: &impl Weigh) -> Result<(), Reject> {
+    let held = device.translations() + object.entries();
+    if held <= TRANSLATIONS {
+        return Ok(());
+    }
+    Err(Reject::new(
+        Status::NoResources,
+        "translation entries",
+        held as u64,
+        "page lists and key lists of all objects have at most 2^24 entries",
+        "connectx/src/objects/device.rs, TRANSLATIONS",
+    ))
+}
+
 /// Where a queue lies, as its context says.
 struct Placement<'a> {
     /// Page list of the command, used without a UMEM.
@@ -438,6 +465,10 @@ fn place(
         return start
             .filter(|_| fits)
             .and_then(|start| Buffer::new(umem.pages.clone(), start, len))
+            .map(|buffer| Buffer {
+                borrowed: true,
+                ..buffer
+            })
             .ok_or(Reject::param(
                 "umem_offset",
                 offset,

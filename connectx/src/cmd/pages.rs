@@ -11,6 +11,8 @@ const BOOT_PAGES: u64 = 16;
 const INIT_PAGES: u64 = 64;
 /// Most pages in one command: the driver's chunk is 512.
 const MAX_AT_ONCE: u64 = 1 << 16;
+/// Most pages altogether: 4 GiB. Each is only a number to us, but a guest can give one page for ever.
+const MAX_PAGES: usize = 1 << 20;
 
 mod op {
     pub const BOOT: u16 = 1;
@@ -60,6 +62,9 @@ pub(super) fn manage_pages(device: &mut Device, request: &Request<'_>) -> Result
                     count,
                     "the list has as many pages as it says",
                 ));
+            }
+            if device.pages.len() + given.len() > MAX_PAGES {
+                return Err(Reject::full("input_num_entries", MAX_PAGES));
             }
             device.pages.extend(given);
             Ok(ok(16))

@@ -2,7 +2,9 @@
 //! Queue pairs.
 
 use super::caps::Capabilities;
-use super::{IFC, PRM, Placement, Reject, Reply, Request, ok, ok_object, place, place_dbr, when};
+use super::{
+    IFC, PRM, Placement, Reject, Reply, Request, admit, ok, ok_object, place, place_dbr, when,
+};
 use crate::engine;
 use crate::engine::requester::Requester;
 use crate::engine::responder::Responder;
@@ -197,6 +199,7 @@ pub(super) fn create_qp(device: &mut Device, request: &Request<'_>) -> Result<Re
         responder: Responder::default(),
         scheduled: false,
     });
+    admit(device, &qp)?;
     let qpn = device
         .qps
         .insert(qp)
@@ -222,6 +225,7 @@ fn named<'a>(
 pub(super) fn destroy_qp(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {
     let (qpn, _) = named(device, request)?;
     if let Some(qp) = device.qps.remove(qpn) {
+        device.timers.forget(&qp);
         count(device, &qp.decoded, &qp.umems, |refs| {
             refs.saturating_sub(1)
         });
@@ -263,7 +267,7 @@ pub(super) fn modify_qp(device: &mut Device, request: &Request<'_>) -> Result<Re
     }
     match end {
         State::Error => engine::to_error(device, qpn),
-        State::Reset => reset(qp),
+        State::Reset => reset(device, qpn),
         _ => {
             let given = modify_qp_in::qpc.bytes(request.input);
             check_values(command, qp.service, given)?;
@@ -313,7 +317,11 @@ fn check_values(command: u16, service: Service, given: &[u8]) -> Result<(), Reje
 }
 
 /// Both halves as they are in RESET: the queues start again from their first entry.
-fn reset(qp: &mut Qp) {
+fn reset(device: &mut Device, qpn: u32) {
+    let Some(qp) = device.qps.get_mut(qpn) else {
+        return;
+    };
+    device.timers.forget(qp);
     qp.state = State::Reset;
     qp.requester = Requester::default();
     qp.responder = Responder::default();

@@ -2,7 +2,7 @@
 //! Shared receive queues: XRC SRQs, and receive memory pools, which the driver uses for plain SRQs.
 
 use super::caps::Capabilities;
-use super::{Placement, Reject, Reply, Request, ok, ok_object, place, place_dbr, when};
+use super::{Placement, Reject, Reply, Request, admit, ok, ok_object, place, place_dbr, when};
 use crate::ifc::command::{
     arm_xrc_srq_in, create_rmp_in, create_xrc_srq_in, modify_rmp_in, query_rmp_out,
     query_xrc_srq_out,
@@ -54,6 +54,7 @@ fn check_pd(device: &Device, request: &Request<'_>, pd: u32) -> Result<(), Rejec
 }
 
 fn insert(device: &mut Device, srq: Srq) -> Result<Reply, Reject> {
+    admit(device, &srq)?;
     let (pd, cqn, xrcd, umems) = (srq.pd, srq.cqn, srq.xrcd, srq.umems.clone());
     let number = device
         .srqs

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Users and what they own directly: contexts, UAR pages, protection domains, XRC domains, UMEMs.
 
-use super::{Reject, Reply, Request, ok, ok_object};
+use super::{Reject, Reply, Request, admit, ok, ok_object};
 use crate::ifc::be64_list;
 use crate::ifc::command::{create_uctx_in, create_uctx_out, create_umem_in, destroy_uctx_in};
 use crate::ifc::context::umem;
@@ -158,6 +158,7 @@ pub(super) fn create_umem(device: &mut Device, request: &Request<'_>) -> Result<
         page_offset,
         len,
     };
+    admit(device, &object)?;
     device
         .umems
         .insert(object)

@@ -33,14 +33,17 @@ pub(super) fn expect_answer(device: &mut Device, qp: &mut Qp, now: Instant) {
 /// Asks the timer for a look at a time, unless it looks earlier anyway.
 fn look_at(device: &mut Device, qp: &mut Qp, when: Instant) {
     if qp.requester.timer_at.is_none_or(|at| at > when) {
-        qp.requester.timer_at = Some(when);
-        device.timers.add(when, qp.number);
+        let instead = qp.requester.timer_at.replace(when);
+        device.timers.add(when, qp.number, instead);
     }
 }
 
 /// The timer looks at a queue pair.
 pub fn timer(device: &mut Device, qp: &mut Qp, now: Instant) {
-    qp.requester.timer_at = None;
+    // A look for the other half is as good as the one that this half wanted.
+    if let Some(wanted) = qp.requester.timer_at.take() {
+        device.timers.remove(wanted, qp.number);
+    }
     if qp.state == State::Error {
         receive_queue::poll_in_error(device, qp, now);
         return;

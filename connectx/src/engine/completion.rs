@@ -3,7 +3,7 @@
 
 use super::event;
 use crate::ifc::event::cq_error;
-use crate::ifc::wqe::{cqe, cqe_opcode, dbr};
+use crate::ifc::wqe::{cqe, cqe_opcode, dbr, syndrome};
 use crate::objects::device::Device;
 use crate::objects::queue::{Arm, CqStatus};
 
@@ -44,6 +44,79 @@ impl Failure {
     /// A failure.
     pub const fn new(syndrome: u8, vendor: u8) -> Self {
         Self { syndrome, vendor }
+    }
+}
+
+impl Failure {
+    /// The rule that a failure's syndrome stands for, and where it is written. What made this request break it has a
+    /// record of its own, of the side that refused.
+    fn rule(self) -> (&'static str, &'static str) {
+        match self.syndrome {
+            syndrome::LOCAL_LENGTH => (
+                "a message is no longer than its queue pair and its receive request permit",
+                "IBA 11.6.2, Local Length Error",
+            ),
+            syndrome::LOCAL_QP_OP => (
+                "a WQE can be fetched and is of the format of its opcode",
+                "IBA 11.6.2, Local QP Operation Error",
+            ),
+            syndrome::LOCAL_PROT => (
+                "local memory is reached by a key that covers and permits it",
+                "IBA 11.6.2, Local Protection Error",
+            ),
+            syndrome::MW_BIND => (
+                "a key is changed as it and its queue pair permit",
+                "IBA 11.6.2, Memory Window Bind Error",
+            ),
+            syndrome::BAD_RESP => (
+                "a response has the length and place that were asked for",
+                "IBA 11.6.2, Bad Response Error",
+            ),
+            syndrome::REMOTE_INVAL_REQ => (
+                "the responder can do what is asked",
+                "IBA 11.6.2, Remote Invalid Request Error",
+            ),
+            syndrome::REMOTE_ACCESS => (
+                "remote memory is reached by a key that covers and permits it",
+                "IBA 11.6.2, Remote Access Error",
+            ),
+            syndrome::REMOTE_OP => (
+                "the responder's own queues work",
+                "IBA 11.6.2, Remote Operation Error",
+            ),
+            syndrome::TRANSPORT_RETRY_EXC => (
+                "the responder answers one of retry_count tries",
+                "IBA 11.6.2, Transport Retry Counter Exceeded",
+            ),
+            syndrome::RNR_RETRY_EXC => (
+                "the responder has a receive request within rnr_retry tries",
+                "IBA 11.6.2, RNR Retry Counter Exceeded",
+            ),
+            _ => ("a failure that was asked for", "connectx ctl fault"),
+        }
+    }
+
+    /// Records a failed request. Flushes are not refusals: they follow from one.
+    fn report(self, device: &Device, completion: &Completion) {
+        if self.syndrome == syndrome::WR_FLUSH {
+            return;
+        }
+        let half = if completion.opcode == cqe_opcode::REQ_ERR {
+            "wqe"
+        } else {
+            "receive"
+        };
+        let (rule, source) = self.rule();
+        device.refuse(
+            format!(
+                "qp {:#x} {half} {:#x}",
+                completion.qpn, completion.wqe_counter
+            ),
+            "syndrome",
+            (u16::from(self.vendor) << 8) | u16::from(self.syndrome),
+            rule,
+            source,
+        );
     }
 }
 
@@ -183,8 +256,9 @@ pub fn post(device: &mut Device, cqn: u32, completion: &Completion) -> bool {
     if cq.arm == Arm::Any || cq.arm == Arm::Solicited && wanted {
         fire(device, cqn);
     }
-    if completion.failure.is_some() {
+    if let Some(failure) = completion.failure {
         device.counters.error_cqes += 1;
+        failure.report(device, completion);
     }
     true
 }
@@ -241,7 +315,6 @@ pub fn error_opcode(send: bool) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ifc::wqe::syndrome;
 
     #[test]
     fn entries_have_the_layout_of_the_driver_s_header() {

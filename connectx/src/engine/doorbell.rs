@@ -82,11 +82,13 @@ fn join(halves: &mut Halves, at: u64, value: &[u8]) -> Option<[u8; 8]> {
     Some(whole)
 }
 
+#[track_caller]
 fn foreign(device: &mut Device, object: String, page: u32, rule: &str) {
     device.counters.foreign_doorbells += 1;
     device.refuse(object, "uar_page", page, rule, SOURCE);
 }
 
+#[track_caller]
 fn lost(device: &mut Device, field: &str, number: u32) {
     device.counters.lost_doorbells += 1;
     device.refuse(

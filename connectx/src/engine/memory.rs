@@ -356,6 +356,7 @@ mod tests {
             capacity: 0,
             updatable: false,
             qpn: None,
+            umem: None,
         }
     }
 

@@ -257,8 +257,8 @@ pub fn watch_in_error(device: &mut Device, qp: &mut Qp, now: Instant) {
         } else {
             ERROR_POLL_SLOW
         };
-        qp.responder.next_poll = Some(now + period);
-        device.timers.add(now + period, qp.number);
+        let instead = qp.responder.next_poll.replace(now + period);
+        device.timers.add(now + period, qp.number, instead);
     }
 }
 

@@ -1,25 +1,44 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Deadlines of queue pairs.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-/// Deadlines, the earliest first. An entry only says "look at this queue pair": the queue pair knows its deadlines.
+use crate::objects::qp::Qp;
+
+/// Deadlines, the earliest first. An entry only says "look at this queue pair": the queue pair knows its deadlines, of
+/// which it has two at most, one for each half. What is not wanted any more is taken out, or a guest could have entries
+/// for hours from now pile up.
 #[derive(Debug, Default)]
 pub struct Timers {
-    heap: BinaryHeap<Reverse<(Instant, u32)>>,
+    looks: BTreeSet<(Instant, u32)>,
 }
 
 impl Timers {
-    /// Looks at a queue pair at `when`.
-    pub fn add(&mut self, when: Instant, qpn: u32) {
-        self.heap.push(Reverse((when, qpn)));
+    /// Looks at a queue pair at `when`, and not at `instead` for the same reason.
+    pub fn add(&mut self, when: Instant, qpn: u32, instead: Option<Instant>) {
+        if let Some(old) = instead {
+            self.remove(old, qpn);
+        }
+        self.looks.insert((when, qpn));
+    }
+
+    /// Does not look at a queue pair at `when`.
+    pub fn remove(&mut self, when: Instant, qpn: u32) {
+        self.looks.remove(&(when, qpn));
+    }
+
+    /// Forgets what a queue pair's halves wanted.
+    pub fn forget(&mut self, qp: &Qp) {
+        let wanted = [qp.requester.timer_at, qp.responder.next_poll];
+        for when in wanted.into_iter().flatten() {
+            self.remove(when, qp.number);
+        }
     }
 
     /// The earliest deadline.
     pub fn next(&self) -> Option<Instant> {
-        self.heap.peek().map(|Reverse((when, _))| *when)
+        self.looks.first().map(|(when, _)| *when)
     }
 
     /// Takes a queue pair whose deadline has come.
@@ -27,7 +46,17 @@ impl Timers {
         if self.next()? > now {
             return None;
         }
-        self.heap.pop().map(|Reverse((_, qpn))| qpn)
+        self.looks.pop_first().map(|(_, qpn)| qpn)
+    }
+
+    /// Deadlines.
+    pub fn len(&self) -> usize {
+        self.looks.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.looks.is_empty()
     }
 }
 
@@ -63,8 +92,10 @@ mod tests {
     fn the_earliest_deadline_comes_first() {
         let now = Instant::now();
         let mut timers = Timers::default();
-        timers.add(now + Duration::from_secs(2), 2);
-        timers.add(now + Duration::from_secs(1), 1);
+        let second = |n| now + Duration::from_secs(n);
+        timers.add(second(2), 2, None);
+        timers.add(second(3), 1, None);
+        timers.add(second(1), 1, Some(second(3)));
         assert_eq!(timers.pop_due(now), None);
         assert_eq!(timers.next(), Some(now + Duration::from_secs(1)));
         assert_eq!(timers.pop_due(now + Duration::from_secs(3)), Some(1));

@@ -32,6 +32,10 @@ pub const UARS: usize = 8192 - FIRST_UAR as usize;
 /// Bytes of a node's description (IBA 14.2.5.2).
 pub const NODE_DESCRIPTION_LEN: usize = 64;
 
+/// Entries of page lists and key lists that a function has room for: 128 MiB of them, enough for 64 GiB in 4 KiB pages.
+/// One list can be given to any number of objects, so without this a guest could have us hold far more than it has.
+pub const TRANSLATIONS: usize = 1 << 24;
+
 /// The host's side of the function: memory and interrupts.
 #[derive(Default)]
 pub struct Host {
@@ -367,6 +371,7 @@ impl Device {
     }
 
     /// Records a refusal that is no command's.
+    #[track_caller]
     pub fn refuse(
         &self,
         object: impl Into<String>,
@@ -394,6 +399,16 @@ impl Device {
         }
     }
 
+    /// Entries of page lists and key lists that objects hold.
+    pub fn translations(&self) -> usize {
+        self.umems.weight()
+            + self.mkeys.weight()
+            + self.eqs.weight()
+            + self.cqs.weight()
+            + self.qps.weight()
+            + self.srqs.weight()
+    }
+
     /// Live objects and events by name.
     pub fn counts(&self) -> Vec<(&'static str, u64)> {
         let c = &self.counters;
@@ -410,6 +425,8 @@ impl Device {
             ("srq", self.srqs.len() as u64),
             ("xrcd", self.xrcds.len() as u64),
             ("pages", self.pages.len() as u64),
+            ("translations", self.translations() as u64),
+            ("timers", self.timers.len() as u64),
             ("commands", c.commands),
             ("commands_refused", c.commands_refused),
             ("foreign_doorbells", c.foreign_doorbells),

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use super::table::Weigh;
 use crate::ifc::be64_list;
 use crate::ifc::context::mkc;
 
@@ -44,12 +45,18 @@ pub struct Buffer {
     pub pages: Pages,
     /// First byte of the queue in the pages.
     pub start: u64,
+    /// The list of pages is a UMEM's.
+    pub borrowed: bool,
 }
 
 impl Buffer {
     /// A queue that starts at byte `start` of `pages`, or `None` if `len` bytes do not fit.
     pub fn new(pages: Pages, start: u64, len: u64) -> Option<Self> {
-        (start.checked_add(len)? <= pages.len()).then_some(Self { pages, start })
+        (start.checked_add(len)? <= pages.len()).then_some(Self {
+            pages,
+            start,
+            borrowed: false,
+        })
     }
 
     /// A buffer of nothing.
@@ -60,6 +67,7 @@ impl Buffer {
                 log_size: 12,
             },
             start: 0,
+            borrowed: false,
         }
     }
 
@@ -221,6 +229,36 @@ pub struct Mkey {
     pub updatable: bool,
     /// A QP number that alone may use the key, as set by a type 2B memory window.
     pub qpn: Option<u32>,
+    /// UMEM whose pages it has.
+    pub umem: Option<u32>,
+}
+
+impl Weigh for Buffer {
+    fn entries(&self) -> usize {
+        if self.borrowed {
+            0
+        } else {
+            self.pages.addresses.len()
+        }
+    }
+}
+
+impl Weigh for Umem {
+    fn entries(&self) -> usize {
+        self.pages.addresses.len()
+    }
+}
+
+impl Weigh for Mkey {
+    fn entries(&self) -> usize {
+        match &self.translation {
+            Translation::Physical | Translation::Device { .. } => 0,
+            // A work request that changes the list gives the key its own.
+            Translation::Pages { .. } if self.umem.is_some() && !self.updatable => 0,
+            Translation::Pages { pages, .. } => pages.addresses.len(),
+            Translation::Keys(list) => list.len() * 2,
+        }
+    }
 }
 
 #[cfg(test)]

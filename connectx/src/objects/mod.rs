@@ -30,3 +30,7 @@ impl Owned {
         Self { uid, refs: 0 }
     }
 }
+
+impl table::Weigh for Uctx {}
+
+impl table::Weigh for Owned {}

@@ -2,6 +2,7 @@
 //! Queue pairs: context, states and the transitions between them.
 
 use super::memory::Buffer;
+use super::table::Weigh;
 use crate::engine::requester::Requester;
 use crate::engine::responder::Responder;
 use crate::ifc::Field;
@@ -186,6 +187,12 @@ pub struct Qp {
     pub responder: Responder,
     /// In the engine's list of queue pairs with work.
     pub scheduled: bool,
+}
+
+impl Weigh for Box<Qp> {
+    fn entries(&self) -> usize {
+        self.queues.buffer.entries()
+    }
 }
 
 /// Copies fields from one context to another.

@@ -2,6 +2,7 @@
 //! Event queues, completion queues, shared receive queues.
 
 use super::memory::Buffer;
+use super::table::Weigh;
 
 /// An event queue.
 #[derive(Debug)]
@@ -149,4 +150,22 @@ pub enum SrqKind {
     Xrc,
     /// Receive memory pool: completes to the CQ of the QP that receives.
     Rmp,
+}
+
+impl Weigh for Eq {
+    fn entries(&self) -> usize {
+        self.buffer.entries()
+    }
+}
+
+impl Weigh for Cq {
+    fn entries(&self) -> usize {
+        self.buffer.entries()
+    }
+}
+
+impl Weigh for Srq {
+    fn entries(&self) -> usize {
+        self.buffer.entries()
+    }
 }

@@ -13,24 +13,37 @@ pub enum Reuse {
     OldestFirst,
 }
 
+/// How much an object takes of what a function has for page lists and key lists: entries of 8 bytes.
+pub trait Weigh {
+    /// Entries; an object keeps as many as it has when it is made.
+    fn entries(&self) -> usize {
+        0
+    }
+}
+
 /// Objects of one kind by number. Numbers are re-used only when asked to, in the order of [`Reuse`].
 #[derive(Debug)]
 pub struct Table<T> {
     first: u32,
     limit: usize,
     slots: Vec<Option<T>>,
+    /// Entries of each object when it was last weighed.
+    weights: Vec<usize>,
+    weight: usize,
     free: VecDeque<u32>,
     live: usize,
     reuse: Reuse,
 }
 
-impl<T> Table<T> {
+impl<T: Weigh> Table<T> {
     /// A table that gives out numbers from `first`, `limit` of them.
     pub fn new(first: u32, limit: usize) -> Self {
         Self {
             first,
             limit,
             slots: Vec::new(),
+            weights: Vec::new(),
+            weight: 0,
             free: VecDeque::new(),
             live: 0,
             reuse: Reuse::default(),
@@ -56,13 +69,30 @@ impl<T> Table<T> {
             None => {
                 let number = self.first + u32::try_from(self.slots.len()).ok()?;
                 self.slots.push(None);
+                self.weights.push(0);
                 number
             }
         };
         let slot = self.slot(number)?;
         *self.slots.get_mut(slot)? = Some(object);
         self.live += 1;
+        self.weigh(number);
         Some(number)
+    }
+
+    /// Weighs an object again, after a change to its lists.
+    pub fn weigh(&mut self, number: u32) {
+        let entries = self.get(number).map_or(0, Weigh::entries);
+        let slot = self.slot(number);
+        if let Some(weight) = slot.and_then(|slot| self.weights.get_mut(slot)) {
+            self.weight = self.weight - *weight + entries;
+            *weight = entries;
+        }
+    }
+
+    /// Entries of all objects.
+    pub fn weight(&self) -> usize {
+        self.weight
     }
 
     /// The object with a number.
@@ -83,6 +113,7 @@ impl<T> Table<T> {
         let slot = self.slot(number)?;
         let object = self.slots.get_mut(slot)?.take()?;
         self.live -= 1;
+        self.weigh(number);
         match self.reuse {
             Reuse::NewestFirst => self.free.push_front(number),
             Reuse::OldestFirst => self.free.push_back(number),
@@ -126,6 +157,8 @@ impl<T> Table<T> {
     /// Drops every object. Numbers start again from the first.
     pub fn clear(&mut self) {
         self.slots.clear();
+        self.weights.clear();
+        self.weight = 0;
         self.free.clear();
         self.live = 0;
     }
@@ -134,6 +167,30 @@ impl<T> Table<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl Weigh for i32 {
+        fn entries(&self) -> usize {
+            *self as usize
+        }
+    }
+
+    impl Weigh for char {}
+
+    #[test]
+    fn what_objects_take_is_given_back_with_them() {
+        let mut table = Table::new(0, 4);
+        let (a, b) = (table.insert(5).unwrap(), table.insert(7).unwrap());
+        assert_eq!(table.weight(), 12);
+        *table.get_mut(b).unwrap() = 9;
+        table.weigh(b);
+        assert_eq!(table.weight(), 14);
+        table.remove(a);
+        table.remove(a);
+        assert_eq!(table.weight(), 9);
+        assert_eq!(table.insert(1), Some(a));
+        table.clear();
+        assert_eq!(table.weight(), 0);
+    }
 
     #[test]
     fn numbers_come_back_in_the_chosen_order() {

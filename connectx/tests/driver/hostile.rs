@@ -7,7 +7,7 @@ use connectx::platform::Function;
 use crate::guest::{Pair, guests};
 
 /// A small generator, so that a failure can be repeated.
-struct Random(u64);
+pub struct Random(pub u64);
 
 impl Random {
     fn next(&mut self) -> u64 {
@@ -17,7 +17,7 @@ impl Random {
         self.0
     }
 
-    fn below(&mut self, n: u64) -> u64 {
+    pub fn below(&mut self, n: u64) -> u64 {
         self.next() % n
     }
 
@@ -36,29 +36,38 @@ impl Random {
     }
 }
 
+/// A command of any content.
+pub fn any_input(random: &mut Random) -> Vec<u8> {
+    const OPCODES: &[std::ops::Range<u16>] = &[
+        // The phase is not to change, or most commands would only be told so.
+        0x100..0x102,
+        0x106..0x110,
+        0x200..0x204,
+        0x301..0x304,
+        0x400..0x404,
+        0x500..0x50f,
+        0x705..0x709,
+        0x762..0x766,
+        0x800..0x810,
+        0x904..0x910,
+        0xa04..0xa0b,
+    ];
+    let all: Vec<u16> = OPCODES.iter().cloned().flatten().collect();
+    let op = all[random.below(all.len() as u64) as usize];
+    let len = [16, 48, 272, 288, 0x200, 4112][random.below(6) as usize];
+    let mut input = random.bytes(len);
+    header::opcode.set(&mut input, u64::from(op));
+    input
+}
+
 #[test]
 fn any_command_is_answered() {
     let mut guest = guests(1).pop().unwrap();
     let mut random = Random(0x1234_5678_9abc_def1);
-    let opcodes: Vec<u16> = (0x100..0x110)
-        .chain(0x200..0x204)
-        .chain(0x301..0x304)
-        .chain(0x400..0x404)
-        .chain(0x500..0x50f)
-        .chain(0x705..0x709)
-        .chain(0x762..0x766)
-        .chain(0x800..0x810)
-        .chain(0x904..0x910)
-        .chain(0xa04..0xa0b)
-        // The phase is not to change, or most commands would only be told so.
-        .filter(|op| !(0x102..=0x105).contains(op))
-        .collect();
     for round in 0..6000 {
-        let op = opcodes[random.below(opcodes.len() as u64) as usize];
-        let len = [16, 48, 272, 288, 0x200, 4112][random.below(6) as usize];
-        let mut input = random.bytes(len);
-        header::opcode.set(&mut input, u64::from(op));
-        header::uid.set(&mut input, if round % 3 == 0 { random.below(3) } else { 0 });
+        let mut input = any_input(&mut random);
+        let user = if round % 3 == 0 { random.below(3) } else { 0 };
+        header::uid.set(&mut input, user);
         let output = guest.command(input, 16 + random.below(600) as usize);
         assert!(!output.is_empty());
     }
@@ -108,34 +117,39 @@ fn any_register_access_is_survived() {
 fn any_queue_content_is_survived() {
     let mut random = Random(7);
     for _ in 0..60 {
-        let Pair { guests, mut sides } = Pair::new();
-        let [a, b] = &mut sides;
-        for _ in 0..16 {
-            let segments: Vec<[u8; 16]> = (0..random.below(4))
-                .map(|_| match random.below(4) {
-                    0 => crate::guest::remote(b.at + random.below(64), b.key),
-                    1 => crate::guest::pointer(random.below(4096) as u32, a.key, a.at),
-                    _ => random.bytes(16).try_into().unwrap(),
-                })
-                .collect();
-            let op = [0, 1, 8, 9, 10, 11, 16, 17, 18, 20, 21, 27, 37][random.below(13) as usize];
-            a.qp.put(
-                &guests[0],
-                op,
-                random.byte(),
-                random.next() as u32,
-                &segments,
-            );
-            b.qp.receive(&guests[1], b.key, b.at, random.below(5000) as u32);
-            a.qp.ring(&guests[0], guests[0].uar);
-        }
-        // A doorbell record that claims anything.
-        let record = (random.next() as u32).to_be_bytes();
-        guests[0].ram.set(a.qp.dbr + 4, &record);
-        guests[0].ram.set(a.qp.dbr, &record);
-        a.qp.ring(&guests[0], guests[0].uar);
-        a.send.poll(&guests[0]);
+        wild(&mut Pair::new(), &mut random);
     }
+}
+
+/// Work requests of any content, and doorbell records that claim anything.
+pub fn wild(pair: &mut Pair, random: &mut Random) {
+    let Pair { guests, sides } = pair;
+    let [a, b] = sides;
+    for _ in 0..16 {
+        let segments: Vec<[u8; 16]> = (0..random.below(4))
+            .map(|_| match random.below(4) {
+                0 => crate::guest::remote(b.at + random.below(64), b.key),
+                1 => crate::guest::pointer(random.below(4096) as u32, a.key, a.at),
+                _ => random.bytes(16).try_into().unwrap(),
+            })
+            .collect();
+        let op = [0, 1, 8, 9, 10, 11, 16, 17, 18, 20, 21, 27, 37][random.below(13) as usize];
+        a.qp.put(
+            &guests[0],
+            op,
+            random.byte(),
+            random.next() as u32,
+            &segments,
+        );
+        let len = random.below(5000) as u32;
+        b.qp.receive(&guests[1], b.key, b.at, len);
+        a.qp.ring(&guests[0], guests[0].uar);
+    }
+    let record = (random.next() as u32).to_be_bytes();
+    guests[0].ram.set(a.qp.dbr + 4, &record);
+    guests[0].ram.set(a.qp.dbr, &record);
+    a.qp.ring(&guests[0], guests[0].uar);
+    a.send.poll(&guests[0]);
 }
 
 #[test]

@@ -2,11 +2,13 @@
 //! The model driven in this process: a small driver with ordinary memory takes a function through its life, from the
 //! command queue to completions and events, and makes every mistake that a guest can make.
 
+mod bounds;
 mod device_memory;
 mod errors;
 mod hostile;
 mod lifecycle;
 mod queues;
+mod refusals;
 mod traffic;
 
 use connectx_guest as guest;
