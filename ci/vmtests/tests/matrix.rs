@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Every combination of rdma-core's pingpongs and perftest's tests between two NICs. Each passes, or perftest itself will
+//! not have it; then its reason is one of those listed here. What happened is printed, one line a combination.
+//!
+//! The pingpongs run by default, perftest's when asked for: a part of them, or with IBGDA_MATRIX=all each.
+//! `./ci/vm --nics 2 --gpus 0 --no-ibgda --timeout 7200 -- /opt/ibgda/tests/matrix --include-ignored --nocapture`
+//!
+//! vm: --nics 2 --gpus 0 --no-ibgda
+
+use std::fmt::Write as _;
+
+use anyhow::{Result, bail, ensure};
+use ibgda_vmtests::tools::{Ended, Place, ctl, pair};
+
+const SERVER: &str = "mlx5_0";
+const CLIENT: &str = "mlx5_1";
+
+/// Words by which perftest refuses a combination of options. None of them is about what a device can do.
+const REFUSALS: &[&str] = &[
+    "Using SRQ only avavilible in SEND tests",
+    "UC connection not possible in READ/ATOMIC verbs",
+    "UD connection only possible in SEND verb",
+    "Multiple QPs only available on bw tests",
+    "Inline feature not available on READ/Atomic verbs",
+    "Events feature not available on WRITE verb",
+    "Bidirectional is only available in BW test",
+    "Message size cannot be changed for Atomic tests",
+];
+
+/// What a combination came to.
+enum Came {
+    Pass,
+    Refused(String),
+    Failed(String),
+}
+
+/// Runs one pair of programs.
+fn run(words: &[&str]) -> Result<Came> {
+    let (server, client) = pair((Place::Here, SERVER), CLIENT, words)?;
+    let client = match client {
+        Some(client) => client,
+        None => match refusal(&server) {
+            Some(why) => return Ok(Came::Refused(why)),
+            None => return Ok(Came::Failed(format!("{server:?}"))),
+        },
+    };
+    Ok(match (server.ok(), client.ok()) {
+        (true, true) => Came::Pass,
+        (false, false) => match (refusal(&server), refusal(&client)) {
+            (Some(why), Some(_)) => Came::Refused(why),
+            _ => Came::Failed(format!("{server:?}\n{client:?}")),
+        },
+        _ => Came::Failed(format!("{server:?}\n{client:?}")),
+    })
+}
+
+/// The line with which the program refuses its options.
+fn refusal(ended: &Ended) -> Option<String> {
+    let line = |words: &&&str| ended.output.lines().find(|line| line.contains(**words));
+    let words = REFUSALS.iter().find(|words| line(words).is_some())?;
+    line(&words).map(|line| line.trim().to_owned())
+}
+
+/// Runs combinations and prints what became of each; an error if one failed.
+fn all(combinations: &[Vec<&str>]) -> Result<()> {
+    let (mut table, mut failures, mut passed, mut refused) = (String::new(), 0, 0, 0);
+    for words in combinations {
+        let line = words.join(" ");
+        match run(words)? {
+            Came::Pass => {
+                passed += 1;
+                println!("pass     {line}");
+            }
+            Came::Refused(why) => {
+                refused += 1;
+                println!("refused  {line}: {why}");
+            }
+            Came::Failed(how) => {
+                failures += 1;
+                println!("FAILED   {line}: {how}");
+                writeln!(table, "{line}: {how}\n{}", ctl(&["refusals", "3"])?)?;
+            }
+        }
+    }
+    println!("{passed} passed, {refused} refused by perftest, {failures} failed");
+    ensure!(passed > 0, "nothing passed");
+    if failures > 0 {
+        bail!("{failures} combinations failed:\n{table}");
+    }
+    Ok(())
+}
+
+fn everything() -> bool {
+    std::env::var("IBGDA_MATRIX").is_ok_and(|which| which == "all")
+}
+
+#[test]
+fn pingpongs() -> Result<()> {
+    let mut combinations = Vec::new();
+    for program in [
+        &["ibv_rc_pingpong", "-c"][..],
+        &["ibv_uc_pingpong", "-c"],
+        &["ibv_ud_pingpong", "-c"],
+        &["ibv_srq_pingpong", "-c"],
+        &["ibv_xsrq_pingpong"],
+    ] {
+        for events in [&[][..], &["-e"]] {
+            combinations.push([program, &["-n", "200"], events].concat());
+        }
+    }
+    all(&combinations)
+}
+
+/// Options that go together with each test and service.
+const VARIANTS: &[&[&str]] = &[
+    &[],
+    &["-a"],
+    &["-e"],
+    &["-q", "16"],
+    &["-I", "64"],
+    &["--use-srq"],
+    &["-b"],
+    &["-a", "-e"],
+    &["-a", "-q", "16"],
+    &["-a", "-I", "64"],
+    &["-a", "--use-srq"],
+    &["-q", "16", "--use-srq"],
+    &["-q", "16", "-e"],
+    &["-b", "-q", "16", "--use-srq", "-e"],
+    &["-b", "-a"],
+];
+
+/// The part that runs by default: all sizes everywhere, and each other option alone with the first service.
+fn is_usual(service: &str, variant: &[&str]) -> bool {
+    let alone = variant.len() <= 2 && variant != ["-a", "-e"];
+    variant == ["-a"] || (service == "RC" && alone)
+}
+
+#[test]
+#[ignore = "latency tests with all sizes take minutes each where the guest has no core of its own"]
+fn perftest() -> Result<()> {
+    let mut combinations = Vec::new();
+    for test in ["write", "read", "send", "atomic"] {
+        for kind in ["lat", "bw"] {
+            for service in ["RC", "UC", "UD", "XRC"] {
+                for variant in VARIANTS {
+                    if !everything() && !is_usual(service, variant) {
+                        continue;
+                    }
+                    let program = match (test, kind) {
+                        ("write", "lat") => "ib_write_lat",
+                        ("write", _) => "ib_write_bw",
+                        ("read", "lat") => "ib_read_lat",
+                        ("read", _) => "ib_read_bw",
+                        ("send", "lat") => "ib_send_lat",
+                        ("send", _) => "ib_send_bw",
+                        (_, "lat") => "ib_atomic_lat",
+                        _ => "ib_atomic_bw",
+                    };
+                    let words: [&[&str]; 2] =
+                        [&[program, "-F", "-n", "20", "-c", service], variant];
+                    combinations.push(words.concat());
+                }
+            }
+        }
+    }
+    for operation in ["CMP_AND_SWAP", "FETCH_AND_ADD"] {
+        for program in ["ib_atomic_lat", "ib_atomic_bw"] {
+            combinations.push(vec![program, "-F", "-n", "20", "-A", operation]);
+        }
+    }
+    all(&combinations)
+}
