@@ -1739,8 +1739,7 @@ fn losses_in_the_midst_of_everything_leave_nothing_behind() {
                 })
                 .collect();
             let pause = || std::thread::sleep(Duration::from_millis(150));
-            // Without PCI errors: under those, with commands in flight, mlx5_core was once seen to oops
-            // (mlx5_cmd_comp_handler); why is not known.
+            // Without PCI errors: mlx5_core has a race between those and a command that starts (docs/mlx5-races.md).
             for _ in 0..4 {
                 pause();
                 drop(allowed.take());
