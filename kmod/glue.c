@@ -14,6 +14,8 @@
 #include <linux/rcupdate.h>
 #include <linux/sched/signal.h>
 #include <linux/slab.h>
+#include <linux/workqueue.h>
+#include <rdma/ib_cache.h>
 #include <rdma/ib_verbs.h>
 
 #include "../uapi/ibgda.h"
@@ -23,7 +25,9 @@
 #define UVERBS_MAJOR	231
 
 struct ibgda_client_data {
+	struct ib_device *ibdev;
 	struct ib_event_handler handler;
+	struct work_struct port_work;
 };
 
 static u32 lane_mbps(u16 speed)
@@ -42,28 +46,46 @@ static u32 lane_mbps(u16 speed)
 	}
 }
 
-static struct ibgda_c_port query_port(struct ib_device *ibdev)
+/*
+ * A query is a firmware command, which a device that has just died answers
+ * after a minute. Neither the client's callbacks, for which the driver waits,
+ * nor the loading of this module wait for it.
+ */
+static void port_work(struct work_struct *work)
 {
+	struct ibgda_client_data *data = container_of(work, struct ibgda_client_data, port_work);
 	struct ibgda_c_port port = {};
 	struct ib_port_attr attr;
 	int width;
 
-	if (ib_query_port(ibdev, rdma_start_port(ibdev), &attr))
-		return port;
+	if (ib_query_port(data->ibdev, rdma_start_port(data->ibdev), &attr))
+		return;
 	width = ib_width_enum_to_int(attr.active_width);
 	port.state = attr.state;
 	port.mbps = width > 0 ? width * lane_mbps(attr.active_speed) : 0;
+	ibgda_nic_port(data->ibdev, port);
+}
+
+/* What the RDMA core remembers: no command, and no speed. */
+static struct ibgda_c_port known_port(struct ib_device *ibdev)
+{
+	struct ibgda_c_port port = {};
+	enum ib_port_state state;
+
+	if (!ib_get_cached_port_state(ibdev, rdma_start_port(ibdev), &state))
+		port.state = state;
 	return port;
 }
 
-/* Runs in the workqueue of ib_dispatch_event(), so it may sleep. */
 static void client_event(struct ib_event_handler *handler, struct ib_event *event)
 {
+	struct ibgda_client_data *data = container_of(handler, struct ibgda_client_data, handler);
+
 	switch (event->event) {
 	case IB_EVENT_PORT_ACTIVE:
 	case IB_EVENT_PORT_ERR:
 		if (event->element.port_num == rdma_start_port(event->device))
-			ibgda_nic_port(event->device, query_port(event->device));
+			queue_work(system_dfl_wq, &data->port_work);
 		break;
 	default:
 		break;
@@ -97,10 +119,13 @@ static int client_add(struct ib_device *ibdev)
 	data = kzalloc(sizeof(*data), GFP_KERNEL);
 	if (!data)
 		return -ENOMEM;
+	data->ibdev = ibdev;
+	INIT_WORK(&data->port_work, port_work);
 	ib_set_client_data(ibdev, &client, data);
-	ibgda_nic_arrives(ibdev, pdev, dev_name(&ibdev->dev), query_port(ibdev));
+	ibgda_nic_arrives(ibdev, pdev, dev_name(&ibdev->dev), known_port(ibdev));
 	INIT_IB_EVENT_HANDLER(&data->handler, ibdev, client_event);
 	ib_register_event_handler(&data->handler);
+	queue_work(system_dfl_wq, &data->port_work);
 	return 0;
 }
 
@@ -108,8 +133,9 @@ static void client_remove(struct ib_device *ibdev, void *client_data)
 {
 	struct ibgda_client_data *data = client_data;
 
-	/* Waits for a handler that runs; a query it is in ends with the command's own time-out. */
 	ib_unregister_event_handler(&data->handler);
+	/* Waits for a query that runs: the driver ended all commands before it came here, if the device is dead. */
+	cancel_work_sync(&data->port_work);
 	ibgda_nic_leaves(ibdev);
 	kfree(data);
 }

@@ -145,6 +145,9 @@ unsafe extern "C" fn ibgda_nic_port(ibdev: *mut glue::ib_device, port: glue::ibg
     else {
         return;
     };
+    if nic.port == port_word(port) {
+        return;
+    }
     nic.port = port_word(port);
     let (pdev, port) = (nic.function.as_raw(), nic.port);
     for session in registry.sessions() {

@@ -287,7 +287,7 @@ struct ibgda_events {
 /* Status page: 64-bit little-endian words, written by the kernel only. */
 #define IBGDA_STATUS_WORD_STATE		0	/* generation << 32 | IBGDA_STATE_* */
 #define IBGDA_STATUS_WORD_REASON	1	/* IBGDA_REASON_* << 32 | flags */
-#define IBGDA_STATUS_WORD_PORT		2	/* ib_port_state << 32 | link speed, Mb/s */
+#define IBGDA_STATUS_WORD_PORT		2	/* ib_port_state << 32 | link speed, Mb/s (0: not known yet) */
 #define IBGDA_STATUS_WORD_TIME		3	/* CLOCK_MONOTONIC of the last change, ns */
 #define IBGDA_STATUS_WORD_SEQUENCE	4	/* changes so far; odd while one is being written */
 #define IBGDA_STATUS_WORDS		8
