@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! System memory as the host maps it for one function: bus address ranges, each a piece of a shared file.
+//!
+//! Behind an IOMMU there is a range for each buffer of the driver, thousands that come and go. They are pieces of few
+//! files (a guest's memory is one), so a file is mapped once and whole, and a range is no more than an entry here.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::sync::{Arc, Weak};
 
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use vm_memory::VolatileSlice;
@@ -15,7 +20,17 @@ struct State {
     /// Bus Master Enable.
     enabled: bool,
     /// By first bus address; ranges do not overlap.
-    maps: BTreeMap<u64, SharedMemory>,
+    maps: BTreeMap<u64, Piece>,
+    /// Files that pieces are of, by device, inode and whether they may be written.
+    files: HashMap<(u64, u64, bool), Weak<SharedMemory>>,
+}
+
+/// A piece of a file at a bus address.
+#[derive(Debug, Clone)]
+struct Piece {
+    file: Arc<SharedMemory>,
+    offset: u64,
+    len: u64,
 }
 
 /// A function's DMA mappings.
@@ -57,39 +72,68 @@ impl DmaTable {
         writable: bool,
     ) -> std::io::Result<()> {
         let invalid = |why: String| std::io::Error::new(std::io::ErrorKind::InvalidInput, why);
-        let size = usize::try_from(len).map_err(|_| invalid(format!("{len:#x} bytes")))?;
         if len == 0 || addr.checked_add(len - 1).is_none() {
             return Err(invalid(format!("{len:#x} bytes at {addr:#x}")));
         }
-        let memory = SharedMemory::map(file, offset, size, writable)?;
         let mut state = self.state_mut();
         if let Some((other, _)) = state.overlapping(addr, len).next() {
             return Err(invalid(format!(
                 "{len:#x} bytes at {addr:#x} overlap the mapping at {other:#x}"
             )));
         }
-        state.maps.insert(addr, memory);
+        let file = state.whole(file, writable)?;
+        if offset
+            .checked_add(len)
+            .is_none_or(|end| end > file.len() as u64)
+        {
+            return Err(invalid(format!(
+                "the file ends before {len:#x} bytes from offset {offset:#x}"
+            )));
+        }
+        state.maps.insert(addr, Piece { file, offset, len });
         Ok(())
     }
 
-    /// Removes every mapping that lies in the range; returns their number.
-    pub fn unmap(&self, addr: u64, len: u64) -> usize {
+    /// Takes a range away; what of a mapping lies outside stays. Returns the number of bytes that were mapped there.
+    pub fn unmap(&self, addr: u64, len: u64) -> u64 {
         let mut state = self.state_mut();
+        let hit: Vec<(u64, u64)> = state.overlapping(addr, len).collect();
         let end = u128::from(addr) + u128::from(len);
-        let inside: Vec<u64> = state
-            .overlapping(addr, len)
-            .filter(|&(start, size)| start >= addr && u128::from(start) + size as u128 <= end)
-            .map(|(start, _)| start)
-            .collect();
-        for start in &inside {
-            state.maps.remove(start);
+        let mut gone = 0;
+        for (start, size) in hit {
+            let Some(piece) = state.maps.remove(&start) else {
+                continue;
+            };
+            let before = addr.saturating_sub(start).min(size);
+            let after = (u128::from(start) + u128::from(size)).saturating_sub(end) as u64;
+            gone += size - before - after;
+            if before > 0 {
+                let len = before;
+                let head = Piece {
+                    len,
+                    ..piece.clone()
+                };
+                state.maps.insert(start, head);
+            }
+            if after > 0 {
+                let skipped = size - after;
+                let tail = Piece {
+                    offset: piece.offset + skipped,
+                    len: after,
+                    file: piece.file,
+                };
+                state.maps.insert(start + skipped, tail);
+            }
         }
-        inside.len()
+        state.files.retain(|_, file| file.strong_count() > 0);
+        gone
     }
 
     /// Removes every mapping.
     pub fn clear(&self) {
-        self.state_mut().maps.clear();
+        let mut state = self.state_mut();
+        state.maps.clear();
+        state.files.clear();
     }
 
     /// Number of mappings.
@@ -136,7 +180,10 @@ impl DmaTable {
             write: true,
         };
         let state = self.state();
-        let (memory, offset) = state.find(addr).ok_or(fault)?;
+        let (memory, offset, left) = state.find(addr).ok_or(fault)?;
+        if left < buf.len() as u64 {
+            return Err(fault);
+        }
         memory.publish(offset, buf).map_err(|_| fault)
     }
 
@@ -148,7 +195,10 @@ impl DmaTable {
             write: true,
         };
         let state = self.state();
-        let (memory, offset) = state.find(addr).ok_or(fault)?;
+        let (memory, offset, left) = state.find(addr).ok_or(fault)?;
+        if left < entry.len() as u64 {
+            return Err(fault);
+        }
         let (body, last) = entry.split_at(entry.len().saturating_sub(8));
         memory
             .write(offset, body)
@@ -168,32 +218,50 @@ impl DmaTable {
             write: true,
         };
         let state = self.state();
-        let (memory, offset) = state.find(addr).ok_or(fault)?;
+        let (memory, offset, left) = state.find(addr).ok_or(fault)?;
+        if left < 8 {
+            return Err(fault);
+        }
         memory.atomic64(offset, f).map_err(|_| fault)
     }
 }
 
 impl State {
+    /// The whole of a file, mapped already or now.
+    fn whole(&mut self, file: File, writable: bool) -> std::io::Result<Arc<SharedMemory>> {
+        let metadata = file.metadata()?;
+        let key = (metadata.dev(), metadata.ino(), writable);
+        let known = self.files.get(&key).and_then(Weak::upgrade);
+        // One that has grown since is mapped anew.
+        if let Some(known) = known.filter(|known| known.len() as u64 >= metadata.len()) {
+            return Ok(known);
+        }
+        let len = usize::try_from(metadata.len()).map_err(std::io::Error::other)?;
+        let memory = Arc::new(SharedMemory::map(file, 0, len, writable)?);
+        self.files.insert(key, Arc::downgrade(&memory));
+        Ok(memory)
+    }
+
     /// Start and size of each mapping that shares a byte with the range.
-    fn overlapping(&self, addr: u64, len: u64) -> impl Iterator<Item = (u64, usize)> + '_ {
+    fn overlapping(&self, addr: u64, len: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
         let last = addr.saturating_add(len.saturating_sub(1));
         let below = self.maps.range(..addr).next_back();
-        let reaches = below.filter(|(start, m)| addr - **start < m.len() as u64);
+        let reaches = below.filter(|(start, m)| len > 0 && addr - **start < m.len);
         let within = (len > 0).then(|| self.maps.range(addr..=last));
         reaches
             .into_iter()
             .chain(within.into_iter().flatten())
-            .map(|(&start, m)| (start, m.len()))
+            .map(|(&start, m)| (start, m.len))
     }
 
-    /// The mapping that holds a bus address, and the offset in it.
-    fn find(&self, addr: u64) -> Option<(&SharedMemory, u64)> {
+    /// The file behind a bus address, the offset in it, and how many bytes of the mapping are left from there.
+    fn find(&self, addr: u64) -> Option<(&SharedMemory, u64, u64)> {
         if !self.enabled {
             return None;
         }
-        let (&start, memory) = self.maps.range(..=addr).next_back()?;
-        let offset = addr - start;
-        (offset < memory.len() as u64).then_some((memory, offset))
+        let (&start, piece) = self.maps.range(..=addr).next_back()?;
+        let within = addr - start;
+        (within < piece.len).then(|| (&*piece.file, piece.offset + within, piece.len - within))
     }
 
     /// Splits an access at the borders of mappings.
@@ -208,9 +276,9 @@ impl State {
         while done < len {
             let fault = |addr| DmaFault { addr, len, write };
             let at = addr.checked_add(done as u64).ok_or(fault(addr))?;
-            let (memory, offset) = self.find(at).ok_or(fault(at))?;
-            let left = memory.len() - offset as usize;
-            let end = len.min(done + left);
+            let (memory, offset, left) = self.find(at).ok_or(fault(at))?;
+            let left = usize::try_from(left).unwrap_or(usize::MAX);
+            let end = len.min(done.saturating_add(left));
             part(memory, offset, done..end).map_err(|_| fault(at))?;
             done = end;
         }
@@ -314,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn unmap_takes_what_lies_in_the_range() {
+    fn unmap_takes_the_range_and_nothing_else() {
         let file = ram(8);
         let t = table();
         for page in 0..4 {
@@ -327,13 +395,79 @@ mod tests {
             )
             .unwrap();
         }
-        assert_eq!(t.unmap(PAGE, 2 * PAGE), 2);
+        assert_eq!(t.unmap(PAGE, 2 * PAGE), 2 * PAGE);
         assert!(t.read(PAGE, &mut [0; 1]).is_err());
         assert!(t.read(3 * PAGE, &mut [0; 1]).is_ok());
-        assert_eq!(t.unmap(3 * PAGE, PAGE / 2), 0, "a mapping is never cut");
-        assert_eq!(t.unmap(0, u64::MAX), 2);
+        assert_eq!(t.unmap(5 * PAGE, PAGE), 0);
+        assert_eq!(t.unmap(0, u64::MAX), 2 * PAGE);
         assert_eq!(t.unmap(0, 0), 0);
         assert_eq!(t.mappings(), 0);
+    }
+
+    #[test]
+    fn a_mapping_is_cut_where_part_of_it_goes() {
+        let file = ram(8);
+        for page in 0..8 {
+            file.write_all_at(&[page as u8], page * PAGE).unwrap();
+        }
+        let t = table();
+        // As an IOMMU's large page of which single small ones are taken back.
+        t.map(0x10_0000, 8 * PAGE, file.try_clone().unwrap(), 0, true)
+            .unwrap();
+        let first = |page: u64| {
+            let mut byte = [0xff];
+            t.read(0x10_0000 + page * PAGE, &mut byte).map(|()| byte[0])
+        };
+        assert_eq!(t.unmap(0x10_0000 + 2 * PAGE, PAGE), PAGE);
+        assert_eq!(t.unmap(0x10_0000 + 6 * PAGE, 9 * PAGE), 2 * PAGE);
+        let seen: Vec<Option<u8>> = (0..8).map(|page| first(page).ok()).collect();
+        assert_eq!(
+            seen,
+            [
+                Some(0),
+                Some(1),
+                None,
+                Some(3),
+                Some(4),
+                Some(5),
+                None,
+                None
+            ]
+        );
+        let end = 0x10_0000 + 2 * PAGE - 4;
+        assert!(t.read(end, &mut [0; 8]).is_err(), "over the edge");
+        assert!(t.publish(end, &[0; 4]).is_ok());
+        assert!(t.publish(end, &[0; 8]).is_err());
+        assert!(t.atomic64(end, &mut |_| None).is_err());
+        // The hole can be filled with something else.
+        t.map(
+            0x10_0000 + 2 * PAGE,
+            PAGE,
+            file.try_clone().unwrap(),
+            7 * PAGE,
+            true,
+        )
+        .unwrap();
+        assert_eq!(first(2), Ok(7));
+        assert_eq!(t.mappings(), 3);
+    }
+
+    #[test]
+    fn a_file_is_mapped_once_for_all_its_ranges() {
+        let file = ram(4096);
+        let t = table();
+        for page in 0..4096 {
+            let clone = file.try_clone().unwrap();
+            t.map(page * 2 * PAGE, PAGE, clone, page * PAGE, true)
+                .unwrap();
+        }
+        assert_eq!(t.state().files.len(), 1);
+        let read_only = file.try_clone().unwrap();
+        t.map(1 << 40, PAGE, read_only, 0, false).unwrap();
+        assert!(t.write(1 << 40, &[0]).is_err());
+        assert!(t.write(0, &[0]).is_ok());
+        t.unmap(0, u64::MAX);
+        assert_eq!((t.mappings(), t.state().files.len()), (0, 0));
     }
 
     #[test]
@@ -371,7 +505,7 @@ mod tests {
             for _ in 0..500 {
                 t.map(0x1000, PAGE, file.try_clone().unwrap(), 0, true)
                     .unwrap();
-                assert_eq!(t.unmap(0x1000, PAGE), 1);
+                assert_eq!(t.unmap(0x1000, PAGE), PAGE);
             }
             worker.join().unwrap();
         });
