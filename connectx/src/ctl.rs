@@ -13,7 +13,7 @@ pub mod table;
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -39,6 +39,8 @@ pub struct Device {
     pub function: Arc<dyn Function>,
     /// Its config space.
     pub config: SharedConfig,
+    /// Makes it vanish ([`crate::vfio::Endpoint::vanish`]).
+    pub vanish: Arc<AtomicBool>,
 }
 
 /// What the commands work on.
@@ -107,10 +109,25 @@ pub const COMMANDS: &[Command] = &[
         run: |_, _| Ok(json!({"pong": true})),
     },
     Command {
+        name: "process",
+        usage: "",
+        help: "what the model's process holds: memory of its own, memory shared with guests (KiB), threads, open files",
+        run: |_, _| process().map_err(|error| format!("/proc/self: {error}")),
+    },
+    Command {
         name: "refusals",
         usage: "[N]",
         help: "the last N things refused (20), oldest first, with object, field, value, rule and source",
         run: refusals,
+    },
+    Command {
+        name: "vanish",
+        usage: "FUNCTION",
+        help: "cut the function off at its host's next access, as a card that is pulled; it can be plugged in anew",
+        run: |model, args| {
+            model.device(args)?.vanish.store(true, Ordering::Release);
+            Ok(json!({"vanishes": args[0]}))
+        },
     },
 ];
 
@@ -184,6 +201,21 @@ fn number(text: &str) -> Option<u32> {
         Some(digits) => u32::from_str_radix(digits, 16).ok(),
         None => text.parse().ok(),
     }
+}
+
+/// Guests' memory that the model has touched counts as resident too, so what it may leak is told apart from that.
+fn process() -> io::Result<Value> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let value = |name: &str| -> Option<u64> {
+        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+        line.split_whitespace().next()?.parse().ok()
+    };
+    Ok(json!({
+        "own_kib": value("RssAnon:"),
+        "shared_kib": value("RssShmem:"),
+        "threads": value("Threads:"),
+        "files": std::fs::read_dir("/proc/self/fd")?.count(),
+    }))
 }
 
 fn steer(command: &str, model: &Model, args: &[String]) -> Answer {
@@ -351,7 +383,12 @@ mod tests {
     fn gpu() -> Device {
         let function = Arc::new(crate::gpu::Gpu::new(0, Referee::in_memory()).unwrap());
         let config = Arc::new(std::sync::Mutex::new(function.config_space()));
-        Device { function, config }
+        let vanish = Arc::default();
+        Device {
+            function,
+            config,
+            vanish,
+        }
     }
 
     fn model() -> Arc<Model> {

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::cmd;
 use crate::engine::completion::Failure;
 use crate::engine::event;
 use crate::ifc::event::port_change;
@@ -17,8 +18,8 @@ use crate::objects::table::Reuse;
 use crate::wire::port::PortState;
 
 /// What `fault` takes after the function's name.
-pub const USAGE: &str = "FUNCTION health freeze|run | syndrome N | reset [after N] | swallow OPCODE | fail OPCODE STATUS \
-                         | wqe QPN SYNDROME [VENDOR] | pages N | uars newest-first|oldest-first | clear";
+pub const USAGE: &str = "FUNCTION health freeze|run | syndrome N | command-timeout MILLISECONDS | reset [after N] | swallow OPCODE | fail OPCODE STATUS \
+                         | wqe QPN SYNDROME [VENDOR] | delay QPN MICROSECONDS | reorder QPN | pages N | uars newest-first|oldest-first | clear";
 /// What `link` takes after the function's name.
 pub const LINK_USAGE: &str = "FUNCTION up|down | loss PER_MILLION | delay MICROSECONDS";
 
@@ -29,10 +30,23 @@ pub struct Faults {
     reset_after: Option<u64>,
     /// Opcodes of which the next command is never answered.
     swallowed: Vec<u16>,
+    /// Slots of commands that were never answered, a bit each.
+    pub swallowed_slots: u32,
     /// Opcodes of which the next command fails, and how.
     failing: Vec<(u16, Status)>,
     /// Queue pairs of which the next WQE fails, and how.
     wqes: Vec<(u32, Failure)>,
+    /// Queue pairs of which the next completion is held back, and how.
+    holds: Vec<(u32, Hold)>,
+}
+
+/// How a completion is held back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hold {
+    /// It comes that much later, and those of its queue pair behind it.
+    Delay(Duration),
+    /// The next one in its completion queue overtakes it.
+    Reorder,
 }
 
 /// What becomes of a command.
@@ -77,6 +91,16 @@ impl Faults {
     pub fn failure(&mut self, qpn: u32) -> Option<Failure> {
         take(&mut self.wqes, |&(failing, _)| failing == qpn).map(|(_, failure)| failure)
     }
+
+    /// Whether a completion may be held back.
+    pub fn holds_completions(&self) -> bool {
+        !self.holds.is_empty()
+    }
+
+    /// How a completion of a queue pair is to be held back.
+    pub fn hold(&mut self, qpn: u32) -> Option<Hold> {
+        take(&mut self.holds, |&(held, _)| held == qpn).map(|(_, hold)| hold)
+    }
 }
 
 fn take<T>(list: &mut Vec<T>, is: impl Fn(&T) -> bool) -> Option<T> {
@@ -91,6 +115,8 @@ pub enum Fault {
     HealthFrozen(bool),
     /// The health buffer shows a syndrome and asks for a reset.
     Syndrome(u8),
+    /// What the device says how long the driver should wait for a command, from its next start on.
+    CommandTimeout(u32),
     /// The device resets itself after so many more commands; config space stays as it is.
     Reset(u64),
     /// The next command of an opcode is never answered.
@@ -99,11 +125,13 @@ pub enum Fault {
     Fail(u16, Status),
     /// The next WQE of a queue pair fails.
     Wqe(u32, Failure),
+    /// The next completion of a queue pair is held back.
+    Hold(u32, Hold),
     /// The device asks for pages, or (negative) wants to give some back.
     Pages(i32),
     /// Which of the freed UAR pages is handed out next.
     UarReuse(Reuse),
-    /// Faults that have not struck are forgotten, and health is well again.
+    /// Faults that have not struck are forgotten, commands that were not answered are given up, and health is well again.
     Clear,
 }
 
@@ -142,6 +170,13 @@ impl Fault {
             ["health", "freeze"] => Self::HealthFrozen(true),
             ["health", "run"] => Self::HealthFrozen(false),
             ["syndrome", syndrome] => Self::Syndrome(numeric("syndrome", syndrome)?),
+            ["command-timeout", milliseconds] => {
+                let value: u32 = numeric("timeout", milliseconds)?;
+                if !(1..1 << 20).contains(&value) {
+                    return Err(format!("a timeout of {value} ms; it has 20 bits"));
+                }
+                Self::CommandTimeout(value)
+            }
             ["reset"] => Self::Reset(0),
             ["reset", "after", commands] => Self::Reset(numeric("commands", commands)?),
             ["swallow", opcode] => Self::Swallow(command(opcode)?),
@@ -162,6 +197,11 @@ impl Fault {
                 let failure = Failure::new(numeric("syndrome", syndrome)?, vendor);
                 Self::Wqe(numeric("QPN", qpn)?, failure)
             }
+            ["delay", qpn, microseconds] => {
+                let delay = Duration::from_micros(numeric::<u32>("delay", microseconds)?.into());
+                Self::Hold(numeric("QPN", qpn)?, Hold::Delay(delay))
+            }
+            ["reorder", qpn] => Self::Hold(numeric("QPN", qpn)?, Hold::Reorder),
             ["pages", pages] => {
                 let pages: i32 = pages
                     .parse()
@@ -182,10 +222,14 @@ impl Fault {
             Self::Swallow(opcode) => device.faults.swallowed.push(opcode),
             Self::Fail(opcode, status) => device.faults.failing.push((opcode, status)),
             Self::Wqe(qpn, failure) => device.faults.wqes.push((qpn, failure)),
+            Self::Hold(qpn, hold) => device.faults.holds.push((qpn, hold)),
             Self::Pages(pages) => event::page_request(device, pages),
             Self::UarReuse(order) => device.uars.set_reuse(order),
-            Self::Clear => device.faults = Faults::default(),
-            Self::HealthFrozen(_) | Self::Syndrome(_) => {}
+            Self::Clear => {
+                cmd::hand_back(device);
+                device.faults = Faults::default();
+            }
+            Self::HealthFrozen(_) | Self::Syndrome(_) | Self::CommandTimeout(_) => {}
         }
     }
 }
@@ -262,6 +306,15 @@ mod tests {
             Ok(Fault::UarReuse(Reuse::OldestFirst))
         );
         assert_eq!(parse("pages -5"), Ok(Fault::Pages(-5)));
+        assert_eq!(
+            parse("delay 0x41 250"),
+            Ok(Fault::Hold(0x41, Hold::Delay(Duration::from_micros(250))))
+        );
+        assert_eq!(parse("reorder 0x41"), Ok(Fault::Hold(0x41, Hold::Reorder)));
+        assert_eq!(
+            parse("command-timeout 2000"),
+            Ok(Fault::CommandTimeout(2000))
+        );
         for bad in [
             "",
             "reset after",
@@ -270,6 +323,9 @@ mod tests {
             "fail CREATE_QP 0",
             "fail NONE 3",
             "wqe 1 300",
+            "delay 1",
+            "command-timeout 0",
+            "command-timeout 0x100000",
         ] {
             assert!(parse(bad).is_err(), "{bad}");
         }

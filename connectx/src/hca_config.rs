@@ -15,6 +15,16 @@ pub const MSIX_PENDING: u32 = 0x3000;
 
 /// Config space at power-on. `serial` becomes the Device Serial Number (an EUI-64, as the node GUID).
 pub fn config_space(serial: u64) -> ConfigSpace {
+    builder(serial).build()
+}
+
+/// As [`config_space`], with the Access Control Services that ConnectX functions have: none of them can be switched,
+/// since requests between its functions never stay inside the device.
+pub fn config_space_with_acs(serial: u64) -> ConfigSpace {
+    builder(serial).access_control(0x1d0).build()
+}
+
+fn builder(serial: u64) -> Builder {
     // Class 0x0207 is an InfiniBand controller.
     Builder::new(Identity {
         vendor: 0x15b3,
@@ -36,5 +46,4 @@ pub fn config_space(serial: u64) -> ConfigSpace {
     .power_management(0x40)
     .error_reporting(0x100)
     .serial_number(0x1c0, serial)
-    .build()
 }

@@ -53,6 +53,9 @@ enum Command {
         /// one host to the next: of two hosts with two NICs each the second has nic2 and nic3.
         #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=8))]
         hosts: u16,
+        /// Give the ConnectX functions an Access Control Services capability.
+        #[arg(long)]
+        acs: bool,
         /// Folder for sockets and logs; made if it is missing.
         #[arg(long)]
         dir: PathBuf,
@@ -85,7 +88,7 @@ enum Command {
         #[arg(long)]
         json: bool,
         /// Seconds to wait for the answer.
-        #[arg(long, default_value_t = 10)]
+        #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=86400))]
         timeout: u64,
         /// The command.
         command: String,
@@ -125,9 +128,10 @@ fn main() -> ExitCode {
             nics,
             gpus,
             hosts,
+            acs,
             dir,
             ctl,
-        } => serve([nics, gpus], hosts, &dir, ctl).map(|()| ExitCode::SUCCESS),
+        } => serve([nics, gpus], hosts, acs, &dir, ctl).map(|()| ExitCode::SUCCESS),
         Command::Explain {
             kind,
             service,
@@ -220,6 +224,7 @@ enum End {
 fn serve(
     [nics, gpus]: [u16; 2],
     hosts: u16,
+    acs: bool,
     dir: &Path,
     ctl: Option<PathBuf>,
 ) -> anyhow::Result<()> {
@@ -235,10 +240,11 @@ fn serve(
     let mut buses: Vec<Arc<Bus>> = Vec::new();
     for host in 0..hosts {
         for index in host * nics..(host + 1) * nics {
-            functions.push(Arc::new(Hca::new(
-                &fabric,
-                HcaConfig::numbered(index.into()),
-            )));
+            let config = HcaConfig {
+                acs,
+                ..HcaConfig::numbered(index.into())
+            };
+            functions.push(Arc::new(Hca::new(&fabric, config)));
         }
         for index in host * gpus..(host + 1) * gpus {
             functions.push(Arc::new(Gpu::new(index, referee.clone())?));
@@ -269,6 +275,7 @@ fn serve(
         .map(|(function, endpoint)| Device {
             function: Arc::clone(function),
             config: endpoint.config(),
+            vanish: endpoint.vanish(),
         });
     let model = Arc::new(Model {
         devices: devices.collect(),
@@ -333,6 +340,7 @@ fn serve_function(
         let end = match endpoint.serve() {
             Ok(departure) => {
                 match departure {
+                    Departure::Vanished => tracing::info!("{name}: vanished, as asked"),
                     Departure::Closed => tracing::info!("{name}: the client has gone"),
                     Departure::Broken(why) => tracing::warn!("{name}: the client was lost: {why}"),
                 }

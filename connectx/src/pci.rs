@@ -21,6 +21,8 @@ pub enum Event {
     BusMaster(bool),
     /// A BAR is decoded at another bus address than before, or (`None`) no longer.
     BarPlaced(usize, Option<u64>),
+    /// The MSI-X Function Mask bit changed.
+    InterruptMask(bool),
     /// The function is to reset itself; config space has been reset already.
     Reset(ResetKind),
 }
@@ -45,6 +47,16 @@ pub struct ConfigSpace {
     /// Offsets of the PCI Express and AER capabilities of a function that reports errors.
     express: Option<usize>,
     aer: Option<usize>,
+    /// Offset of the MSI-X capability.
+    msix: Option<usize>,
+}
+
+/// What of config space the function is told about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Decoding {
+    bus_master: bool,
+    bars: [Option<u64>; 6],
+    interrupt_mask: bool,
 }
 
 /// The two families of errors of AER (6.2.2).
@@ -87,7 +99,7 @@ impl ConfigSpace {
         if self.initiates_flr(offset, data) {
             return self.reset(ResetKind::FunctionLevel);
         }
-        let before = self.clone_decoding();
+        let before = self.decoding();
         for (i, &byte) in data.iter().enumerate() {
             let Some(at) = offset.checked_add(i).filter(|&at| at < SIZE) else {
                 break;
@@ -151,7 +163,7 @@ impl ConfigSpace {
 
     /// Resets every register that this kind of reset reaches.
     pub fn reset(&mut self, kind: ResetKind) -> Vec<Event> {
-        let before = self.clone_decoding();
+        let before = self.decoding();
         for at in 0..SIZE {
             let keep = match kind {
                 ResetKind::Bus => self.sticky[at],
@@ -160,6 +172,8 @@ impl ConfigSpace {
             self.now[at] = (self.now[at] & keep) | (self.initial[at] & !keep);
         }
         let mut events = self.changes_since(before);
+        // What is pending under the mask is forgotten, not delivered.
+        events.retain(|event| !matches!(event, Event::InterruptMask(_)));
         events.push(Event::Reset(kind));
         events
     }
@@ -193,21 +207,32 @@ impl ConfigSpace {
             .map_or(0, |bar| bar.size())
     }
 
-    fn clone_decoding(&self) -> (bool, [Option<u64>; 6]) {
-        (
-            self.bus_master(),
-            std::array::from_fn(|bar| self.placed(bar)),
-        )
+    /// BAR and offset of the MSI-X pending bits.
+    pub fn msix_pending(&self) -> Option<(usize, u64)> {
+        let place = self.dword(self.msix? + reg::MSIX_PBA);
+        Some(((place & 7) as usize, u64::from(place & !7)))
     }
 
-    fn changes_since(&self, before: (bool, [Option<u64>; 6])) -> Vec<Event> {
-        let after = self.clone_decoding();
-        let mut events = Vec::new();
-        if before.0 != after.0 {
-            events.push(Event::BusMaster(after.0));
+    fn decoding(&self) -> Decoding {
+        let masked = |at| self.word(at + reg::MSIX_CONTROL) & reg::MSIX_CONTROL_MASK != 0;
+        Decoding {
+            bus_master: self.bus_master(),
+            bars: std::array::from_fn(|bar| self.placed(bar)),
+            interrupt_mask: self.msix.is_some_and(masked),
         }
-        let moved = (0..6).filter(|&bar| before.1[bar] != after.1[bar]);
-        events.extend(moved.map(|bar| Event::BarPlaced(bar, after.1[bar])));
+    }
+
+    fn changes_since(&self, before: Decoding) -> Vec<Event> {
+        let after = self.decoding();
+        let mut events = Vec::new();
+        if before.bus_master != after.bus_master {
+            events.push(Event::BusMaster(after.bus_master));
+        }
+        let moved = (0..6).filter(|&bar| before.bars[bar] != after.bars[bar]);
+        events.extend(moved.map(|bar| Event::BarPlaced(bar, after.bars[bar])));
+        if before.interrupt_mask != after.interrupt_mask {
+            events.push(Event::InterruptMask(after.interrupt_mask));
+        }
         events
     }
 

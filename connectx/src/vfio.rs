@@ -15,9 +15,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, anyhow, bail};
 use vfio_bindings::bindings::vfio::{
-    VFIO_IRQ_INFO_EVENTFD, VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_ACTION_TYPE_MASK,
-    VFIO_IRQ_SET_DATA_EVENTFD, VFIO_IRQ_SET_DATA_NONE, VFIO_PCI_CONFIG_REGION_INDEX,
-    VFIO_PCI_MSIX_IRQ_INDEX, VFIO_PCI_NUM_IRQS, VFIO_PCI_NUM_REGIONS, VFIO_REGION_INFO_FLAG_MMAP,
+    VFIO_IRQ_INFO_EVENTFD, VFIO_IRQ_SET_ACTION_MASK, VFIO_IRQ_SET_ACTION_TRIGGER,
+    VFIO_IRQ_SET_ACTION_TYPE_MASK, VFIO_IRQ_SET_ACTION_UNMASK, VFIO_IRQ_SET_DATA_EVENTFD,
+    VFIO_IRQ_SET_DATA_NONE, VFIO_PCI_CONFIG_REGION_INDEX, VFIO_PCI_MSIX_IRQ_INDEX,
+    VFIO_PCI_NUM_IRQS, VFIO_PCI_NUM_REGIONS, VFIO_REGION_INFO_FLAG_MMAP,
     VFIO_REGION_INFO_FLAG_READ, VFIO_REGION_INFO_FLAG_WRITE, vfio_region_info,
     vfio_region_sparse_mmap_area,
 };
@@ -105,6 +106,7 @@ impl Endpoint {
             vectors,
             referee,
             client: Arc::default(),
+            vanish: Arc::default(),
             busy: false,
         };
         Ok(Self {
@@ -124,6 +126,11 @@ impl Endpoint {
         Arc::clone(&self.backend.client)
     }
 
+    /// Setting it makes the function vanish at its host's next access, as a card that is pulled: the connection is cut.
+    pub fn vanish(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.backend.vanish)
+    }
+
     /// Serves one client until it goes away, then leaves the function as after power-on.
     ///
     /// `Ok` tells how the client went; `Err` is a failure of the model's own.
@@ -136,6 +143,7 @@ impl Endpoint {
         }
         self.backend.client_gone();
         match outcome {
+            Err(panic) if panic.is::<Vanished>() => Ok(Departure::Vanished),
             Ok(Ok(())) => Ok(Departure::Closed),
             Ok(Err(error @ vfio_user::Error::SocketAccept(_))) => Err(error.into()),
             Ok(Err(error)) => Ok(Departure::Broken(error.to_string())),
@@ -144,11 +152,16 @@ impl Endpoint {
     }
 }
 
+/// What unwinds out of the protocol crate, which has no other way to end a connection.
+struct Vanished;
+
 /// How a client went away.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Departure {
     /// It closed the connection between two messages.
     Closed,
+    /// The function was asked to vanish.
+    Vanished,
     /// The connection broke, or what came was not the protocol.
     Broken(String),
 }
@@ -200,6 +213,8 @@ struct Backend {
     vectors: Arc<Vectors>,
     referee: Referee,
     client: Arc<AtomicBool>,
+    /// Asked to vanish.
+    vanish: Arc<AtomicBool>,
     /// Set while a request is being carried out, so that a panic there is told from one in the protocol crate.
     busy: bool,
 }
@@ -209,6 +224,11 @@ impl Backend {
     fn busy<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
         if !self.client.swap(true, Ordering::AcqRel) {
             tracing::info!("{}: a client is connected", self.function.name());
+            // Whoever asked meant the client of that time.
+            self.vanish.store(false, Ordering::Release);
+        }
+        if self.vanish.swap(false, Ordering::AcqRel) {
+            std::panic::resume_unwind(Box::new(Vanished));
         }
         self.busy = true;
         let result = work(self);
@@ -236,8 +256,9 @@ impl Backend {
                     self.port.place(&self.function, bar, address);
                     self.function.bar_placed(bar, address);
                 }
+                Event::InterruptMask(masked) => self.vectors.mask_function(masked),
                 Event::Reset(kind) => {
-                    tracing::info!("{}: reset ({kind:?})", self.function.name());
+                    self.vectors.reset();
                     self.function.reset(kind);
                 }
             }
@@ -270,6 +291,23 @@ impl Backend {
             );
         }
         inside
+    }
+
+    /// Lays the MSI-X pending bits over what was read of a BAR. (The table is the host's: it emulates it, and tells of
+    /// masks by SET_IRQS.)
+    fn read_pending(&self, bar: usize, offset: u64, data: &mut [u8]) {
+        let Some((place, start)) = self.config().msix_pending() else {
+            return;
+        };
+        if place != bar {
+            return;
+        }
+        for (at, bits) in (start..).zip(self.vectors.pending()) {
+            let index = at.checked_sub(offset).and_then(|i| usize::try_from(i).ok());
+            if let Some(byte) = index.and_then(|i| data.get_mut(i)) {
+                *byte = bits;
+            }
+        }
     }
 
     #[track_caller]
@@ -340,6 +378,7 @@ impl Backend {
                 .read(usize::try_from(offset).unwrap_or(usize::MAX), data);
         } else if let Some(bar) = self.bar(region, offset, data.len()) {
             self.function.bar_read(bar, offset, data);
+            self.read_pending(bar, offset, data);
         } else {
             data.fill(0xff);
         }
@@ -411,39 +450,39 @@ impl Backend {
         if index != VFIO_PCI_MSIX_IRQ_INDEX {
             return Err(invalid("only MSI-X is offered"));
         }
-        if flags & VFIO_IRQ_SET_ACTION_TYPE_MASK != VFIO_IRQ_SET_ACTION_TRIGGER {
-            return Err(invalid("only triggers can be set"));
-        }
+        // Without file descriptors the vectors are disconnected; with them there is one for each.
         let start = start as usize;
-        if flags & VFIO_IRQ_SET_DATA_NONE != 0 {
+        let range = start.checked_add(count as usize).map(|end| start..end);
+        let vectors = usize::from(self.function.msix_vectors());
+        let range = range.filter(|range| range.end <= vectors);
+        let range = range.ok_or(invalid("no such vector"))?;
+        let without_data = flags & VFIO_IRQ_SET_DATA_NONE != 0;
+        match flags & VFIO_IRQ_SET_ACTION_TYPE_MASK {
+            VFIO_IRQ_SET_ACTION_TRIGGER => {}
+            action @ (VFIO_IRQ_SET_ACTION_MASK | VFIO_IRQ_SET_ACTION_UNMASK) if without_data => {
+                let masked = action == VFIO_IRQ_SET_ACTION_MASK;
+                range.for_each(|vector| self.vectors.mask(vector, masked));
+                return Ok(());
+            }
+            _ => return Err(invalid("vectors are triggered, or masked without data")),
+        }
+        if without_data {
             if count == 0 {
                 self.vectors.clear();
             } else {
                 // A trigger without data is the host asking for the interrupts.
-                let first = u16::try_from(start).map_err(|_| invalid("no such vector"))?;
-                let count = u16::try_from(count).map_err(|_| invalid("no such vector"))?;
-                let end = first
-                    .checked_add(count)
-                    .filter(|&end| end <= self.function.msix_vectors());
-                let end = end.ok_or(invalid("no such vector"))?;
-                (first..end).for_each(|vector| self.vectors.raise(vector));
+                range.for_each(|vector| self.vectors.raise(vector as u16));
             }
             return Ok(());
         }
         if flags & VFIO_IRQ_SET_DATA_EVENTFD == 0 {
             return Err(invalid("no eventfds"));
         }
-        // Without file descriptors the vectors are disconnected; with them there is one for each.
-        let count = count as usize;
-        let last = start.checked_add(count);
-        if last.is_none_or(|last| last > usize::from(self.function.msix_vectors())) {
-            return Err(invalid("no such vector"));
-        }
-        if !fds.is_empty() && fds.len() != count {
+        if !fds.is_empty() && fds.len() != range.len() {
             return Err(invalid("one eventfd for each vector"));
         }
         let mut fds = fds.into_iter();
-        for vector in start..start + count {
+        for vector in range {
             self.vectors.assign(vector, fds.next())?;
         }
         Ok(())

@@ -296,6 +296,74 @@ fn vectors_are_connected_one_by_one() {
 }
 
 #[test]
+fn masked_vectors_are_pending_and_come_when_unmasked() {
+    const MASK: u32 = 0x09;
+    const UNMASK: u32 = 0x11;
+    let control = 0x9c + reg::MSIX_CONTROL as u64;
+    let rig = Rig::new();
+    let mut c = rig.client();
+    let event = EventFd::from_flags(EfdFlags::EFD_NONBLOCK).unwrap();
+    let fd = event.as_fd().as_raw_fd();
+    c.set_irqs(MSIX, SET_EVENTFD, 3, 1, &[fd]).unwrap();
+    let pending = |c: &mut Client| {
+        let mut bits = [0xff; 8];
+        c.region_read(0, hca_config::MSIX_PENDING.into(), &mut bits)
+            .unwrap();
+        u64::from_le_bytes(bits)
+    };
+    c.set_irqs(MSIX, MASK, 3, 1, &[]).unwrap();
+    c.region_write(0, RAISE, &[3]).unwrap();
+    assert_eq!((pending(&mut c), event.read().ok()), (1 << 3, None));
+    c.set_irqs(MSIX, UNMASK, 0, 16, &[]).unwrap();
+    assert_eq!((pending(&mut c), event.read().ok()), (0, Some(1)));
+    // The function's mask holds all of them back.
+    c.region_write(CONFIG, control, &0xc000u16.to_le_bytes())
+        .unwrap();
+    for _ in 0..2 {
+        c.region_write(0, RAISE, &[3]).unwrap();
+    }
+    c.region_write(0, RAISE, &[15]).unwrap();
+    assert_eq!((pending(&mut c), event.read().ok()), (0x8008, None));
+    c.region_write(CONFIG, control, &0x8000u16.to_le_bytes())
+        .unwrap();
+    assert_eq!((pending(&mut c), event.read().ok()), (0, Some(1)));
+    // The rest of the page is the function's, and a reset takes the mask with it.
+    let mut beside = [0; 2];
+    c.region_read(0, u64::from(hca_config::MSIX_PENDING) - 1, &mut beside)
+        .unwrap();
+    assert_eq!(beside, [0xff, 0]);
+    c.region_write(CONFIG, control, &0xc000u16.to_le_bytes())
+        .unwrap();
+    c.region_write(0, RAISE, &[3]).unwrap();
+    c.reset().unwrap();
+    assert_eq!((pending(&mut c), event.read().ok()), (0, None));
+    c.region_write(0, RAISE, &[3]).unwrap();
+    assert_eq!(event.read().ok(), Some(1));
+}
+
+#[test]
+fn a_function_vanishes_when_asked_and_is_there_for_the_next_client() {
+    let function = Arc::new(Probe::default());
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("f.sock");
+    let referee = Referee::in_memory();
+    let mut endpoint = Endpoint::new(&path, 0, function, &Bus::new(), referee).unwrap();
+    let vanish = endpoint.vanish();
+    let server = std::thread::spawn(move || [endpoint.serve().unwrap(), endpoint.serve().unwrap()]);
+    let mut c = Client::new(&path).unwrap();
+    assert_eq!(config(&mut c, 0), 0x101b_15b3);
+    vanish.store(true, std::sync::atomic::Ordering::Release);
+    assert!(c.region_read(CONFIG, 0, &mut [0; 4]).is_err());
+    let mut c = Client::new(&path).unwrap();
+    assert_eq!(config(&mut c, 0), 0x101b_15b3);
+    drop(c);
+    assert_eq!(
+        server.join().unwrap(),
+        [Departure::Vanished, Departure::Closed]
+    );
+}
+
+#[test]
 fn resets_reach_the_function_with_its_config_space_clean() {
     let rig = Rig::new();
     let mut c = rig.client();

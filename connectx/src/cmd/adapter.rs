@@ -35,6 +35,11 @@ pub(super) fn init_hca(device: &mut Device, _: &Request<'_>) -> Result<Reply, Re
 }
 
 pub(super) fn teardown_hca(device: &mut Device, _: &Request<'_>) -> Result<Reply, Reject> {
+    for (kind, left) in device.objects().into_iter().filter(|&(_, n)| n > 0) {
+        device.counters.never_reclaimed += left;
+        let rule = "the driver destroys what it made before it tears the HCA down";
+        device.refuse("cmd TEARDOWN_HCA", kind, left, rule, super::PRM);
+    }
     // The pages stay with us until the driver takes them.
     let pages = std::mem::take(&mut device.pages);
     let (issi, caps) = (device.issi, device.caps.clone());

@@ -66,6 +66,7 @@ pub(super) fn create_eq(device: &mut Device, request: &Request<'_>) -> Result<Re
         consumer: 0,
         armed: false,
         overrun: false,
+        write_failed: false,
         context: context.to_vec(),
     };
     admit(device, &eq)?;
@@ -112,8 +113,13 @@ pub(super) fn query_eq(device: &mut Device, request: &Request<'_>) -> Result<Rep
     let mut out = ok(query_eq_out::SIZE);
     let context = query_eq_out::eqc.bytes_mut(&mut out);
     context.copy_from_slice(&eq.context);
-    // Status 9 is overflow; state 9 armed, 0xa fired.
-    eqc::status.set(context, if eq.overrun { 0x9 } else { 0 });
+    // Status 9 is overflow, 0xa a failed write; state 9 armed, 0xa fired.
+    let status = match (eq.write_failed, eq.overrun) {
+        (true, _) => 0xa,
+        (false, true) => 0x9,
+        (false, false) => 0,
+    };
+    eqc::status.set(context, status);
     eqc::st.set(context, if eq.armed { 0x9 } else { 0xa });
     eqc::producer_counter.set(context, u64::from(eq.producer));
     eqc::consumer_counter.set(context, u64::from(eq.consumer));

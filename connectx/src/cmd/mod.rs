@@ -20,7 +20,7 @@ mod srq;
 mod user;
 mod vport;
 
-pub use queue::{CommandQueue, doorbell};
+pub use queue::{CommandQueue, doorbell, hand_back};
 
 use std::panic::Location;
 

@@ -84,7 +84,10 @@ pub fn doorbell(device: &mut Device, slots: u32) {
         if device.faults.strikes_commands() {
             match device.faults.command(opcode_in(device, slot)) {
                 Verdict::Execute => {}
-                Verdict::Swallow => continue,
+                Verdict::Swallow => {
+                    device.faults.swallowed_slots |= 1 << slot;
+                    continue;
+                }
                 Verdict::Reset => {
                     device.reset();
                     device.rebooted = true;
@@ -110,6 +113,23 @@ pub fn doorbell(device: &mut Device, slots: u32) {
         }
         if let Some(eqn) = reporter {
             event::command_done(device, eqn, 1 << slot);
+        }
+    }
+}
+
+/// Hands back the slots of commands that were never answered, late and without an answer: the driver has long given up,
+/// and freed all but the slot, which it has no use of until then (nor does it unload, or recover from an error).
+pub fn hand_back(device: &mut Device) {
+    let slots = std::mem::take(&mut device.faults.swallowed_slots);
+    for slot in (0..32u32).filter(|slot| (slots >> slot) & 1 == 1) {
+        let at = device.commands.address + (u64::from(slot) << CommandQueue::LOG_STRIDE);
+        let status = (Delivery::Firmware as u8) << 1;
+        let reporter = device.eqs.iter().find(|(_, eq)| eq.takes(kind::COMMAND));
+        let reporter = reporter.map(|(eqn, _)| eqn);
+        if device.host.publish(at + entry::STATUS, &[status]).is_ok() {
+            if let Some(eqn) = reporter {
+                event::command_done(device, eqn, 1 << slot);
+            }
         }
     }
 }

@@ -15,6 +15,8 @@ mod number {
     pub const PVLC: u16 = 0x500f;
     pub const NODE_DESC: u16 = 0x6001;
     pub const HOST_ENDIANNESS: u16 = 0x7004;
+    pub const MFRL: u16 = 0x9028;
+    pub const DTOR: u16 = 0xc00e;
 }
 
 /// InfiniBand link width 4X and speed HDR as PTYS encodes them; together 200 Gb/s.
@@ -35,6 +37,10 @@ pub(super) fn access_register(device: &mut Device, request: &Request<'_>) -> Res
         (number::PMTU, true) => port_mtu(given),
         (number::PVLC, true) => port_lanes(given),
         (number::PAOS, true) => port_status(device, given),
+        // Default time-outs: 0 leaves a driver its own.
+        (number::DTOR, true) => vec![0; given.len()],
+        // Reset levels that would activate a new firmware: none, there is none stored.
+        (number::MFRL, true) => vec![0; given.len()],
         (number::NODE_DESC, true) => device.node_description().to_vec(),
         (number::NODE_DESC, false) => given.to_vec(),
         _ => {

@@ -8,7 +8,9 @@ pub fn render(command: &str, answer: &Value) -> String {
     match command {
         "config" => config(answer),
         "counts" => counters(rows(answer)),
+        "refusals" if rows(answer).is_empty() => "nothing was refused\n".into(),
         "refusals" => rows(answer).iter().map(refusal).collect(),
+        "help" => rows(answer).iter().map(usage).collect(),
         _ if !rows(answer).is_empty() => table(rows(answer)),
         _ => pairs(answer),
     }
@@ -82,6 +84,20 @@ fn refusal(record: &Value) -> String {
     )
 }
 
+/// A command: its arguments, each form on a line, and what it does.
+fn usage(row: &Value) -> String {
+    let name = text(&row["command"]);
+    let arguments = row["arguments"].as_str().unwrap_or("");
+    let mut forms = arguments.split(" | ");
+    let mut lines = format!("{name} {}", forms.next().unwrap_or(""))
+        .trim_end()
+        .to_owned();
+    for form in forms {
+        lines.push_str(&format!("\n{:1$} … {form}", "", name.len()));
+    }
+    format!("{lines}\n    {}\n", text(&row["does"]))
+}
+
 /// What `lspci -x` prints and `lspci -F` reads.
 fn config(answer: &Value) -> String {
     let lines = rows(answer).iter().enumerate();
@@ -146,9 +162,17 @@ mod tests {
                 "help",
                 &json!({"commands": [{"command": "ping", "does": "x"}]})
             ),
-            "command  does\nping     x\n"
+            "ping\n    x\n"
         );
-        assert_eq!(render("refusals", &json!({"refusals": []})), "");
+        let link = json!({"command": "link", "arguments": "NIC up | loss N", "does": "y"});
+        assert_eq!(
+            render("help", &json!({"commands": [link]})),
+            "link NIC up\n     … loss N\n    y\n"
+        );
+        assert_eq!(
+            render("refusals", &json!({"refusals": []})),
+            "nothing was refused\n"
+        );
         assert_eq!(render("anything", &json!(null)), "");
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Completion queue entries.
 
-use super::event;
+use super::{event, held};
 use crate::ifc::event::cq_error;
 use crate::ifc::wqe::{cqe, cqe_opcode, dbr, syndrome};
 use crate::objects::device::Device;
@@ -196,8 +196,16 @@ impl Completion {
     }
 }
 
-/// Writes an entry to a completion queue. `false` if the queue has failed: then its queue pair must stop.
+/// Completes something. `false` if the queue has failed: then its queue pair must stop.
 pub fn post(device: &mut Device, cqn: u32, completion: &Completion) -> bool {
+    if device.held.is_empty() && !device.faults.holds_completions() {
+        return write(device, cqn, completion);
+    }
+    held::post(device, cqn, completion)
+}
+
+/// Writes an entry to a completion queue. `false` if the queue has failed.
+pub(super) fn write(device: &mut Device, cqn: u32, completion: &Completion) -> bool {
     let clock = crate::hca::clock::ticks();
     let Some(cq) = device.cqs.get_mut(cqn) else {
         return false;

@@ -12,6 +12,9 @@ fn post(device: &mut Device, eqn: u32, mut entry: [u8; eqe::SIZE]) {
     let Some(eq) = device.eqs.get_mut(eqn) else {
         return;
     };
+    if eq.write_failed {
+        return;
+    }
     let size = 1 << eq.log_size;
     if eq.producer.wrapping_sub(eq.consumer) & 0xff_ffff >= size {
         eq.overrun = true;
@@ -37,7 +40,16 @@ fn post(device: &mut Device, eqn: u32, mut entry: [u8; eqe::SIZE]) {
         .host
         .write(addr, &entry[..last])
         .and_then(|()| device.host.publish(addr + last as u64, &entry[last..]));
-    if written.is_err() {
+    if let Err(fault) = written {
+        eq.write_failed = true;
+        let rule = "an event queue's memory is reachable for as long as the queue lives";
+        device.refuse(
+            format!("eq {eqn:#x}"),
+            "address",
+            fault.addr,
+            rule,
+            "PRM EQC",
+        );
         return;
     }
     eq.producer = eq.producer.wrapping_add(1);

@@ -8,6 +8,7 @@ pub mod completion;
 mod datagram;
 pub mod doorbell;
 pub mod event;
+pub mod held;
 mod indirect;
 mod keys;
 pub mod lent;

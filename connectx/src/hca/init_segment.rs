@@ -22,6 +22,11 @@ const _: () = assert!(cmd::CommandQueue::LOG_ENTRIES == 5 && cmd::CommandQueue::
 /// Registers without a field in `mlx5_ifc_initial_seg_bits`: `struct mlx5_init_seg`, `include/linux/mlx5/device.h`.
 const INTERNAL_TIMER_HIGH: u64 = 0x1000;
 const INTERNAL_TIMER_LOW: u64 = 0x1004;
+/// How long the driver is to wait for a command, and for the device to take the command queue: milliseconds in the low
+/// 20 bits (`mlx5_tout_query_iseg`, core/lib/tout.c). Not 0, or the driver uses what it was built with.
+const COMMAND_TIMEOUT: u64 = 0xff8;
+const QUEUE_TIMEOUT: u64 = 0xffc;
+const QUEUE_TIMEOUT_MS: u32 = 2000;
 
 const FW_REV: u64 = iseg::fw_rev_minor.offset() as u64;
 const CMDIF_REV: u64 = iseg::cmd_interface_rev.offset() as u64;
@@ -48,11 +53,25 @@ const NIC_SW_RESET: u32 = 7 << 8;
 const FW_RESET_SUPPORTED: u32 = 1 << 30;
 
 /// The segment's state.
-#[derive(Debug, Default, Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct InitSegment {
     queue_high: u32,
     queue_low: u32,
     pub(super) health: Health,
+    /// Milliseconds that a driver that starts is told to wait for a command.
+    pub(super) command_timeout: u32,
+}
+
+impl Default for InitSegment {
+    /// After power-on: healthy, and waiting for a driver.
+    fn default() -> Self {
+        Self {
+            queue_high: 0,
+            queue_low: NIC_DISABLED,
+            health: Health::default(),
+            command_timeout: Self::COMMAND_TIMEOUT_MS,
+        }
+    }
 }
 
 /// What the health buffer shows.
@@ -77,6 +96,9 @@ pub(super) enum Action {
 }
 
 impl InitSegment {
+    /// What hardware tells its drivers.
+    pub(super) const COMMAND_TIMEOUT_MS: u32 = 60_000;
+
     fn word(&self, offset: u64) -> u32 {
         let ticks = clock::ticks();
         match offset {
@@ -88,6 +110,8 @@ impl InitSegment {
             HEALTH_HW => HW_ID,
             INTERNAL_TIMER_HIGH => (ticks >> 32) as u32,
             INTERNAL_TIMER_LOW => ticks as u32,
+            COMMAND_TIMEOUT => self.command_timeout,
+            QUEUE_TIMEOUT => QUEUE_TIMEOUT_MS,
             INITIALIZING => FW_RESET_SUPPORTED,
             HEALTH_RFR => u32::from(self.health.syndrome != 0) << 31,
             HEALTH_SYNDROME => u32::from(self.health.syndrome) << 16,
@@ -96,12 +120,12 @@ impl InitSegment {
         }
     }
 
-    /// After a reset of the firmware: healthy, and waiting for a driver.
-    pub(super) fn rebooted() -> Self {
-        Self {
-            queue_low: NIC_DISABLED,
+    /// After a reset: as after power-on, except for what the model was told to say.
+    pub(super) fn reset(&mut self) {
+        *self = Self {
+            command_timeout: self.command_timeout,
             ..Self::default()
-        }
+        };
     }
 
     /// Reads registers; they are big-endian.
@@ -123,7 +147,7 @@ impl InitSegment {
             QUEUE_LOW => {
                 self.queue_low = value;
                 if value & NIC_STATE == NIC_SW_RESET {
-                    *self = Self::rebooted();
+                    self.reset();
                     return Action::Drop;
                 }
                 if value & NIC_STATE != NIC_FULL {
@@ -163,7 +187,9 @@ mod tests {
         segment.read(4, &mut word);
         assert_eq!(word, [0, 5, 0x03, 0xf4]);
         segment.read(0x14, &mut word);
-        assert_eq!(word, [0, 0, 0, 0x56]);
+        assert_eq!(word, [0, 0, 1, 0x56], "no driver yet");
+        segment.read(0xff8, &mut word);
+        assert_eq!(word, [0, 0, 0xea, 0x60]);
         segment.read(0x230, &mut word);
         assert_eq!(word, [20, 35, 0x03, 0xf4]);
         segment.read(0x1010, &mut word);

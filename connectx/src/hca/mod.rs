@@ -20,7 +20,7 @@ use crate::wire::port::{Link, Port, PortState};
 use init_segment::{Health, InitSegment};
 
 pub use crate::hca_config::MSIX_VECTORS;
-use crate::hca_config::{BAR0_SIZE, config_space};
+use crate::hca_config::{BAR0_SIZE, config_space, config_space_with_acs};
 
 /// First byte behind the initialisation segment and the MSI-X tables, which the host emulates.
 const DOORBELLS: u64 = crate::objects::device::FIRST_UAR as u64 * uar::PAGE;
@@ -34,6 +34,8 @@ pub struct HcaConfig {
     pub lid: u16,
     /// GUID of node and port.
     pub guid: u64,
+    /// The function has an Access Control Services capability.
+    pub acs: bool,
 }
 
 impl HcaConfig {
@@ -45,6 +47,7 @@ impl HcaConfig {
             name: format!("nic{index}"),
             lid: index as u16 + 1,
             guid: GUID + index as u64,
+            acs: false,
         }
     }
 }
@@ -53,6 +56,7 @@ impl HcaConfig {
 pub struct Hca {
     name: String,
     guid: u64,
+    acs: bool,
     fabric: Arc<Fabric>,
     /// Its place in the fabric.
     index: usize,
@@ -75,6 +79,7 @@ impl Hca {
         Self {
             name: config.name,
             guid: config.guid,
+            acs: config.acs,
             fabric: fabric.clone(),
             index,
             segment: Mutex::default(),
@@ -98,7 +103,10 @@ impl Function for Hca {
     }
 
     fn config_space(&self) -> ConfigSpace {
-        config_space(self.guid)
+        match self.acs {
+            true => config_space_with_acs(self.guid),
+            false => config_space(self.guid),
+        }
     }
 
     fn bar_sizes(&self) -> [u64; 6] {
@@ -152,7 +160,7 @@ impl Function for Hca {
         });
         if rebooted {
             tracing::info!("{}: reset by itself", self.name);
-            *self.segment() = InitSegment::rebooted();
+            self.segment().reset();
         }
     }
 
@@ -165,7 +173,9 @@ impl Function for Hca {
 
     fn reset(&self, kind: ResetKind) {
         tracing::info!("{}: reset ({kind:?})", self.name);
-        *self.segment() = InitSegment::default();
+        // The NIC state is what tells a driver of a reset that it did not ask for (an FLR under it): its health poll
+        // looks at nothing else that a reset changes.
+        self.segment().reset();
         self.fabric.drive(self.index, Device::reset);
     }
 
@@ -178,7 +188,14 @@ impl Function for Hca {
                         self.segment().health.frozen = on.then(clock::health_counter);
                     }
                     Fault::Syndrome(syndrome) => self.segment().health.syndrome = syndrome,
-                    Fault::Clear => self.segment().health = Health::default(),
+                    Fault::CommandTimeout(milliseconds) => {
+                        self.segment().command_timeout = milliseconds;
+                    }
+                    Fault::Clear => {
+                        let mut segment = self.segment();
+                        segment.health = Health::default();
+                        segment.command_timeout = InitSegment::COMMAND_TIMEOUT_MS;
+                    }
                     _ => {}
                 }
                 self.fabric.drive(self.index, |device| fault.arm(device));

@@ -15,6 +15,7 @@ use super::table::{Reuse, Table};
 use super::{Owned, Uctx};
 use crate::cmd::CommandQueue;
 use crate::cmd::caps::Capabilities;
+use crate::engine::held::Held;
 use crate::engine::timer::Timers;
 use crate::fault::Faults;
 use crate::log::{Referee, Refusal};
@@ -196,6 +197,10 @@ pub enum Phase {
 pub struct Counters {
     pub commands: u64,
     pub commands_refused: u64,
+    /// Times that the function was reset, by whomever.
+    pub resets: u64,
+    /// Objects that were still there when the driver tore the HCA down.
+    pub never_reclaimed: u64,
     /// Doorbells for an object through a page that is not the object's.
     pub foreign_doorbells: u64,
     /// Doorbells on a page that is not allocated.
@@ -274,6 +279,8 @@ pub struct Device {
     pub fetched: u64,
     /// Queue pairs that have requests to acknowledge.
     pub acks: Vec<u32>,
+    /// Completions that a fault holds back.
+    pub held: Held,
     /// Packets to be sent.
     pub outbox: VecDeque<Packet>,
     /// Event counters.
@@ -314,6 +321,7 @@ impl Device {
             timers: Timers::default(),
             fetched: 0,
             acks: Vec::new(),
+            held: Held::default(),
             outbox: VecDeque::new(),
             counters: Counters::default(),
             faults: Faults::default(),
@@ -328,6 +336,23 @@ impl Device {
         self.qps.set_reuse(Reuse::OldestFirst);
         self.mkeys.set_reuse(Reuse::OldestFirst);
         self.cqs.set_reuse(Reuse::OldestFirst);
+    }
+
+    /// Live objects that the driver makes and destroys, by kind.
+    pub fn objects(&self) -> [(&'static str, u64); 11] {
+        [
+            ("uctx", self.uctxs.len() as u64),
+            ("uar", self.uars.len() as u64),
+            ("pd", self.pds.len() as u64),
+            ("mkey", self.mkeys.len() as u64),
+            ("memic", self.memic.len() as u64),
+            ("umem", self.umems.len() as u64),
+            ("eq", self.eqs.len() as u64),
+            ("cq", self.cqs.len() as u64),
+            ("qp", self.qps.len() as u64),
+            ("srq", self.srqs.len() as u64),
+            ("xrcd", self.xrcds.len() as u64),
+        ]
     }
 
     /// Drops every object and the driver's pages. Those are not given back: their owner has forgotten them too.
@@ -352,6 +377,8 @@ impl Device {
         self.runnable.clear();
         self.timers = Timers::default();
         self.acks.clear();
+        self.held = Held::default();
+        self.faults.swallowed_slots = 0;
         self.outbox.clear();
     }
 
@@ -359,6 +386,7 @@ impl Device {
     pub fn reset(&mut self) {
         self.drop_everything();
         self.commands = CommandQueue::default();
+        self.counters.resets += 1;
     }
 
     /// The node's description.
@@ -412,23 +440,15 @@ impl Device {
     /// Live objects and events by name.
     pub fn counts(&self) -> Vec<(&'static str, u64)> {
         let c = &self.counters;
-        vec![
-            ("uctx", self.uctxs.len() as u64),
-            ("uar", self.uars.len() as u64),
-            ("pd", self.pds.len() as u64),
-            ("mkey", self.mkeys.len() as u64),
-            ("memic", self.memic.len() as u64),
-            ("umem", self.umems.len() as u64),
-            ("eq", self.eqs.len() as u64),
-            ("cq", self.cqs.len() as u64),
-            ("qp", self.qps.len() as u64),
-            ("srq", self.srqs.len() as u64),
-            ("xrcd", self.xrcds.len() as u64),
+        let mut counts = self.objects().to_vec();
+        counts.extend([
             ("pages", self.pages.len() as u64),
             ("translations", self.translations() as u64),
             ("timers", self.timers.len() as u64),
             ("commands", c.commands),
             ("commands_refused", c.commands_refused),
+            ("resets", c.resets),
+            ("never_reclaimed", c.never_reclaimed),
             ("foreign_doorbells", c.foreign_doorbells),
             ("stale_doorbells", c.stale_doorbells),
             ("lost_doorbells", c.lost_doorbells),
@@ -448,6 +468,29 @@ impl Device {
             ("retransmissions", c.retransmissions),
             ("rnr_naks", c.rnr_naks),
             ("access_naks", c.access_naks),
-        ]
+        ]);
+        counts
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::port::{Link, PortState};
+
+    #[test]
+    fn every_counter_is_explained() {
+        let port = Port {
+            lid: 1,
+            guid: 1,
+            state: PortState::Active,
+            link: Link::default(),
+            counted_from: Default::default(),
+        };
+        let device = Device::new("nic0".into(), port, Referee::in_memory());
+        let text = include_str!("../../../docs/connectx-control.md");
+        for (name, _) in device.counts() {
+            assert!(text.contains(&format!("`{name}`")), "{name} is not in docs");
+        }
     }
 }

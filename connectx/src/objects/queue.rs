@@ -27,6 +27,8 @@ pub struct Eq {
     pub armed: bool,
     /// Entries were lost.
     pub overrun: bool,
+    /// An entry could not be written: nothing more is.
+    pub write_failed: bool,
     /// The context as it was given, for QUERY_EQ.
     pub context: Vec<u8>,
 }

@@ -120,6 +120,7 @@ impl Builder {
             flr: None,
             express: None,
             aer: None,
+            msix: None,
         };
         let mut builder = Self {
             space,
@@ -251,6 +252,7 @@ impl Builder {
         self.writable16(at + reg::MSIX_CONTROL, reg::MSIX_CONTROL_WRITABLE);
         self.set32(at + reg::MSIX_TABLE, table.1 | table.0);
         self.set32(at + reg::MSIX_PBA, pending.1 | pending.0);
+        self.space.msix = Some(at);
         self
     }
 
@@ -298,6 +300,12 @@ impl Builder {
         self.extended(at, reg::ID_SERIAL_NUMBER, 1, reg::SERIAL_NUMBER_LEN);
         self.set32(at + 4, serial as u32);
         self.set32(at + 8, (serial >> 32) as u32);
+        self
+    }
+
+    /// Adds Access Control Services without any of them: the capability and control registers are hardwired to 0.
+    pub fn access_control(mut self, at: usize) -> Self {
+        self.extended(at, reg::ID_ACS, 1, reg::ACS_LEN);
         self
     }
 

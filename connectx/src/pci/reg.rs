@@ -125,10 +125,17 @@ pub const MSIX_LEN: usize = 12;
 pub const MSIX_CONTROL: usize = 2;
 /// MSI-X Message Control: Function Mask and MSI-X Enable.
 pub const MSIX_CONTROL_WRITABLE: u16 = 0xc000;
+/// MSI-X Message Control: Function Mask.
+pub const MSIX_CONTROL_MASK: u16 = 0x4000;
 /// MSI-X Table Offset and BIR [7.7.2.3].
 pub const MSIX_TABLE: usize = 4;
 /// MSI-X PBA Offset and BIR [7.7.2.4].
 pub const MSIX_PBA: usize = 8;
+
+/// Extended capability ID of Access Control Services [7.7.11].
+pub const ID_ACS: u16 = 0x000d;
+/// Length of the capability without an egress control vector.
+pub const ACS_LEN: usize = 8;
 
 /// Extended capability ID of Advanced Error Reporting [7.8.4].
 pub const ID_AER: u16 = 0x0001;

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use super::packet::{Deth, Kind, Nak, Packet, Verdict};
 use super::payload::Payload;
 use super::port::{PortState, SM_LID};
+use crate::engine::held;
 use crate::engine::lent::{self, Located};
 use crate::engine::memory::Denied;
 use crate::engine::requester::Budget;
@@ -204,7 +205,8 @@ impl State {
     fn next_deadline(&self) -> Option<Instant> {
         self.devices
             .iter()
-            .filter_map(|device| device.timers.next())
+            .flat_map(|device| [device.timers.next(), device.held.next()])
+            .flatten()
             .chain(self.slow.keys().next().map(|(arrival, _)| *arrival))
             .min()
     }
@@ -299,6 +301,9 @@ impl State {
 
     fn run_timer(&mut self, now: Instant) -> bool {
         for device in &mut self.devices {
+            if held::release(device, now) {
+                return true;
+            }
             if let Some(qpn) = device.timers.pop_due(now) {
                 receive::timer(device, qpn, now);
                 return true;

@@ -5,6 +5,7 @@
 mod bounds;
 mod device_memory;
 mod errors;
+mod faults;
 mod hostile;
 mod lifecycle;
 mod queues;

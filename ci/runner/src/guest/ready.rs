@@ -42,7 +42,7 @@ pub fn prepare(start: &Start) -> Result<Devices> {
         mounts::share()?;
     }
     if start.nics + start.gpus > 0 {
-        ports::link_all(&[port::MODEL])?;
+        ports::link_all(&[port::MODEL, port::MONITOR])?;
     }
     for nic in &devices.nics {
         wait_for_nic(nic)?;

@@ -33,6 +33,9 @@ pub struct Options {
     /// Put each GPU below a root port of its own, not below the NICs' switch.
     #[arg(long)]
     pub split: bool,
+    /// Give the guest an IOMMU that all devices are behind.
+    #[arg(long)]
+    pub iommu: bool,
     /// Load ibgda.ko in the guest.
     #[arg(long)]
     pub module: bool,

@@ -65,6 +65,7 @@ pub fn start(options: &Options) -> Result<Result<Option<Guarded>, Outcome>> {
                 &options.gpus.to_string(),
             ])
             .args(["--hosts", hosts])
+            .args(options.iommu.then_some("--acs"))
             .arg("--dir")
             .arg(&dir)
             .args(further.iter().flatten())

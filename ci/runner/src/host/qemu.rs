@@ -94,13 +94,16 @@ fn machine(line: &mut Line, vm: &Vm<'_>) {
         "-global",
         "ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off",
     ]);
+    // On a loaded host the kernel's check of its timer fails now and then, and it panics.
+    let mut append = "console=ttyS0 quiet panic=-1 nokaslr no_timer_check".to_owned();
+    if options.iommu {
+        // Before the devices behind it. The caching mode is what tells the model of each mapping the guest makes.
+        line.add(&["-device", "intel-iommu,intremap=on,caching-mode=on"]);
+        append += " intel_iommu=on iommu.passthrough=0 iommu.strict=1";
+    }
     line.add_path("-kernel", &options.kernel);
     line.add_path("-initrd", &options.initramfs);
-    // On a loaded host the kernel's check of its timer fails now and then, and it panics.
-    line.add(&[
-        "-append",
-        "console=ttyS0 quiet panic=-1 nokaslr no_timer_check",
-    ]);
+    line.add(&["-append", &append]);
     line.add(&[
         "-chardev",
         &format!(
@@ -131,6 +134,16 @@ fn file_systems(line: &mut Line, vm: &Vm<'_>) {
 }
 
 fn ports(line: &mut Line, vm: &Vm<'_>) {
+    // QEMU is at both ends of its monitor's socket: the other is a port of the guest.
+    let monitor = vm.run_dir.join("monitor.sock");
+    line.add(&[
+        "-chardev",
+        &format!(
+            "socket,id=qmp,server=on,wait=off,path={}",
+            monitor.display()
+        ),
+    ]);
+    line.add(&["-object", "monitor-qmp,id=monitor,chardev=qmp"]);
     line.add(&["-device", "virtio-serial-pci,id=serial"]);
     let mut join = |id: &str, name: &str, socket: &Path| {
         line.add(&[
@@ -150,6 +163,7 @@ fn ports(line: &mut Line, vm: &Vm<'_>) {
         );
     }
     if vm.options.nics + vm.options.gpus > 0 {
+        join("monitor", port::MONITOR, &monitor);
         join("model", port::MODEL, &model::control(vm.options));
     }
 }
@@ -323,6 +337,14 @@ mod tests {
             b[0].contains("local.path=/r/link1.sock") && b[0].contains("remote.path=/r/link0.sock")
         );
         assert!(values(&["--nics=1", "--gpus=0"], 0, "-netdev").is_empty());
+    }
+
+    #[test]
+    fn an_iommu_comes_before_the_devices_behind_it() {
+        let with = devices(&["--nics=1", "--gpus=1", "--iommu"]);
+        assert!(with[0].starts_with("intel-iommu,"), "{with:?}");
+        let without = devices(&["--nics=1", "--gpus=1"]);
+        assert!(without.iter().all(|device| !device.contains("iommu")));
     }
 
     #[test]
