@@ -4,10 +4,10 @@
 
 use connectx::ifc::command::{
     create_cq_in, create_eq_in, create_eq_out, create_mkey_in, create_qp_in, create_rmp_in,
-    create_uctx_out, create_umem_in, create_xrc_srq_in, destroy_uctx_in, header, modify_cq_in,
-    reply,
+    create_sq_in, create_uctx_out, create_umem_in, create_xrc_srq_in, destroy_uctx_in, header,
+    modify_cq_in, reply,
 };
-use connectx::ifc::context::{cqc, eqc, mkc, qpc, rmpc, umem, wq, xrc_srqc};
+use connectx::ifc::context::{cqc, eqc, mkc, qpc, rmpc, sqc, umem, wq, xrc_srqc};
 use connectx::ifc::{be64_list, opcode};
 
 use crate::ram::Ram;
@@ -25,6 +25,7 @@ const LIVES: &[(u16, u16)] = &[
     (opcode::CREATE_CQ, opcode::DESTROY_CQ),
     (opcode::CREATE_XRC_SRQ, opcode::DESTROY_XRC_SRQ),
     (opcode::CREATE_RMP, opcode::DESTROY_RMP),
+    (opcode::CREATE_SQ, opcode::DESTROY_SQ),
     (opcode::CREATE_QP, opcode::DESTROY_QP),
 ];
 
@@ -176,8 +177,11 @@ fn name_memory(ram: &Ram, owner: Owner, op: u16, input: &[u8]) {
             let low = xrc_srqc::db_record_addr_l.get(context) << 2;
             record((xrc_srqc::db_record_addr_h.get(context) << 32) | low);
         }
-        opcode::CREATE_RMP => {
-            let pool = rmpc::wq.tail(create_rmp_in::rmpc.tail(input));
+        opcode::CREATE_RMP | opcode::CREATE_SQ => {
+            let pool = match op {
+                opcode::CREATE_RMP => rmpc::wq.tail(create_rmp_in::rmpc.tail(input)),
+                _ => sqc::wq.tail(create_sq_in::ctx.tail(input)),
+            };
             if !wq::wq_umem_valid.is_set(pool) {
                 let log = wq::log_wq_pg_sz.get32(pool) + 12;
                 pages(pool.get(wq::SIZE..).unwrap_or_default(), log);

@@ -529,6 +529,7 @@ pub struct Settings {
     pub mtu: u64,
     /// Of datagrams.
     pub qkey: u64,
+    pub atomic_mode: u64,
 }
 
 impl Settings {
@@ -542,6 +543,8 @@ impl Settings {
             rights: 7,
             mtu: 3,
             qkey: 0x1111_1111,
+            // What mlx5_ib chooses: extended, up to 8 bytes.
+            atomic_mode: 3,
         }
     }
 }
@@ -617,6 +620,7 @@ impl Qp {
             qpc::rwe.set(c, (s.rights >> 1) & 1);
             qpc::rae.set(c, (s.rights >> 2) & 1);
             qpc::q_key.set(c, s.qkey);
+            qpc::atomic_mode.set(c, s.atomic_mode);
         });
         assert_eq!(status, 0);
     }
@@ -663,9 +667,21 @@ impl Qp {
 
     /// Puts a WQE in the queue without ringing.
     pub fn put(&mut self, guest: &Guest, op: u8, flags: u8, immediate: u32, segments: &[[u8; 16]]) {
+        self.put_modified(guest, (op, 0), flags, immediate, segments);
+    }
+
+    /// The same for an opcode with its modifier.
+    pub fn put_modified(
+        &mut self,
+        guest: &Guest,
+        (op, opmod): (u8, u8),
+        flags: u8,
+        immediate: u32,
+        segments: &[[u8; 16]],
+    ) {
         let mut wqe = vec![0u8; (16 + segments.len() * 16).next_multiple_of(64)];
         let index = self.producer.to_be_bytes();
-        wqe[..4].copy_from_slice(&[0, index[0], index[1], op]);
+        wqe[..4].copy_from_slice(&[opmod, index[0], index[1], op]);
         let count = 1 + segments.len() as u32;
         wqe[4..8].copy_from_slice(&((self.qpn << 8) | count).to_be_bytes());
         wqe[11] = flags;

@@ -94,8 +94,6 @@ impl Capabilities {
             (cap::log_max_msg, u64::from(Self::LOG_MAX_MSG)),
             (cap::cqe_version, 1),
             (cap::compact_address_vector, 1),
-            // Memory regions are made by CREATE_MKEY only: no entity size may change by user-mode registration.
-            (cap::umr_modify_entity_size_disabled, 1),
             (cap::umr_indirect_mkey_disabled, 1),
             (cap::atomic, 1),
             (cap::cq_oi, 1),
@@ -110,7 +108,10 @@ impl Capabilities {
             (cap::uc, 1),
             (cap::rc, 1),
             (cap::log_pg_sz, 12),
+            (cap::bf, 1),
             (cap::log_bf_reg_size, 9),
+            (cap::log_max_sq, u64::from(Self::LOG_MAX_QP)),
+            (cap::log_max_wq_sz, u64::from(Self::LOG_MAX_QP_SIZE)),
             (cap::max_wqe_sz_sq, Self::MAX_SEND_WQE),
             (cap::max_wqe_sz_rq, Self::MAX_RECEIVE_WQE),
             (cap::max_qp_mcg, 8),
@@ -132,15 +133,20 @@ impl Capabilities {
         }
     }
 
-    /// Capabilities of atomics: compare-swap and fetch-add on 8 bytes.
+    /// Whether WQEs may be written into UAR pages.
+    pub fn blueflame(&self) -> bool {
+        cap::bf.is_set(&self.current)
+    }
+
+    /// Capabilities of atomics: compare-swap and fetch-add on 8 bytes, with masks also on 4.
     pub fn atomic(&self) -> Vec<u8> {
         let mut caps = vec![0; atomic_caps::SIZE];
         atomic_caps::atomic_req_8B_endianness_mode
             .set(&mut caps, u64::from(self.atomic_host_order));
         // Bits of atomic_operations: 0 compare-swap, 1 fetch-add, 2 masked compare-swap, 3 masked fetch-add; sizes in bytes, one bit each.
         atomic_caps::supported_atomic_req_8B_endianness_mode_1.set(&mut caps, 1);
-        atomic_caps::atomic_operations.set(&mut caps, 0b11);
-        atomic_caps::atomic_size_qp.set(&mut caps, 8);
+        atomic_caps::atomic_operations.set(&mut caps, 0b1111);
+        atomic_caps::atomic_size_qp.set(&mut caps, 4 | 8);
         caps
     }
 }

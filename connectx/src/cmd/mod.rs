@@ -16,6 +16,7 @@ mod pages;
 mod qp;
 mod queue;
 mod register;
+mod sq;
 mod srq;
 mod user;
 mod vport;
@@ -272,6 +273,7 @@ const COMMANDS: &[Command] = commands! {
     RTR2RTS_QP,               256 / 8,   Initialised, user   => qp::modify_qp;
     RTS2RTS_QP,               256 / 8,   Initialised, user   => qp::modify_qp;
     SQERR2RTS_QP,             256 / 8,   Initialised, user   => qp::modify_qp;
+    SQD_RTS_QP,               256 / 8,   Initialised, user   => qp::modify_qp;
     TO_ERR_QP,                16 / 8,    Initialised, user   => qp::modify_qp;
     TO_RST_QP,                16 / 8,    Initialised, user   => qp::modify_qp;
     CREATE_XRC_SRQ,           272 / 16,  Initialised, user   => srq::create_xrc_srq;
@@ -282,6 +284,10 @@ const COMMANDS: &[Command] = commands! {
     DESTROY_RMP,              16 / 8,    Initialised, user   => srq::destroy_rmp;
     QUERY_RMP,                16 / 240,  Initialised, user   => srq::query_rmp;
     MODIFY_RMP,               272 / 8,   Initialised, user   => srq::modify_rmp;
+    CREATE_SQ,                272 / 16,  Initialised, user   => sq::create_sq;
+    MODIFY_SQ,                272 / 8,   Initialised, user   => sq::modify_sq;
+    DESTROY_SQ,               16 / 8,    Initialised, user   => sq::destroy_sq;
+    QUERY_SQ,                 16 / 272,  Initialised, user   => sq::query_sq;
     ATTACH_TO_MCG,            32 / 8,    Initialised, user   => multicast::attach;
     DETACH_FROM_MCG,          32 / 8,    Initialised, user   => multicast::detach;
     MAD_IFC,                  272 / 272, Initialised, driver => mad::mad_ifc;
@@ -293,6 +299,16 @@ const COMMANDS: &[Command] = commands! {
 /// Every command that the model has: opcode, and bytes of the fixed part of input and output.
 pub fn known() -> impl Iterator<Item = (u16, usize, usize)> {
     COMMANDS.iter().map(|c| (c.opcode, c.len.0, c.len.1))
+}
+
+/// Opcodes that users may send.
+pub fn of_users() -> impl Iterator<Item = u16> {
+    COMMANDS.iter().filter(|c| c.user).map(|c| c.opcode)
+}
+
+/// Opcodes that only the driver may send.
+pub fn of_driver() -> impl Iterator<Item = u16> {
+    COMMANDS.iter().filter(|c| !c.user).map(|c| c.opcode)
 }
 
 /// Executes a command and returns its output.

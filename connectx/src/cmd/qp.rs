@@ -12,8 +12,9 @@ use crate::ifc::command::{create_qp_in, modify_qp_in, query_qp_out};
 use crate::ifc::context::qpc;
 use crate::ifc::opcode::{self, Status};
 use crate::objects::device::Device;
-use crate::objects::qp::{Decoded, Qp, ReceiveFrom, Service, State, WorkQueues, merge, transition};
+use crate::objects::qp::{Decoded, Qp, ReceiveFrom, Service, State, WorkQueues};
 use crate::objects::queue::SrqKind;
+use crate::objects::transition::{merge, optional_of, transition};
 
 /// Whether the driver's own objects (uid 0) may be referred to by a user: where the queue pair has no use for them itself,
 /// mlx5_ib fills in its dummies.
@@ -37,6 +38,21 @@ fn check_cq(
     request.check_owner(field, cqn, cq.uid)
 }
 
+/// Checks what a send queue refers to.
+pub(super) fn check_sender(
+    device: &Device,
+    request: &Request<'_>,
+    decoded: &Decoded,
+) -> Result<(), Reject> {
+    let uar = device
+        .uars
+        .get(decoded.uar_page)
+        .ok_or(Reject::absent("uar_page", decoded.uar_page))?;
+    request.check_owner("uar_page", decoded.uar_page, uar.uid)?;
+    let cqn = decoded.cqn_send;
+    check_cq(device, request, "cqn_snd", cqn, Dummies::Refused)
+}
+
 /// Checks what a new queue pair refers to.
 fn check_references(
     device: &Device,
@@ -54,18 +70,7 @@ fn check_references(
         request.check_owner("pd", decoded.pd, pd.uid)?;
     }
     if sends {
-        let uar = device
-            .uars
-            .get(decoded.uar_page)
-            .ok_or(Reject::absent("uar_page", decoded.uar_page))?;
-        request.check_owner("uar_page", decoded.uar_page, uar.uid)?;
-        check_cq(
-            device,
-            request,
-            "cqn_snd",
-            decoded.cqn_send,
-            Dummies::Refused,
-        )?;
+        check_sender(device, request, decoded)?;
     }
     // A UMR queue pair is never the target of anything, an XRC one receives into the SRQ that the packet names.
     let receives_here = decoded.receive != ReceiveFrom::Nothing
@@ -103,7 +108,7 @@ fn check_references(
 }
 
 /// Objects that a queue pair holds a reference to.
-fn count(device: &mut Device, decoded: &Decoded, umems: &[u32], change: fn(u32) -> u32) {
+pub(super) fn count(device: &mut Device, decoded: &Decoded, umems: &[u32], change: fn(u32) -> u32) {
     if let Some(pd) = device.pds.get_mut(decoded.pd) {
         pd.refs = change(pd.refs);
     }
@@ -186,29 +191,36 @@ pub(super) fn create_qp(device: &mut Device, request: &Request<'_>) -> Result<Re
     } else {
         Vec::new()
     };
-    let qp = Box::new(Qp {
+    let qp = Qp {
         number: 0,
         uid: request.uid(),
         service,
         state: State::Reset,
         context,
-        decoded: decoded.clone(),
+        decoded,
         queues,
-        umems: umems.clone(),
+        umems,
         requester: Requester::default(),
         responder: Responder::default(),
         scheduled: false,
-    });
+    };
+    insert(device, qp, "qpn").map(ok_object)
+}
+
+/// Adds a queue pair or send queue and gives its number.
+pub(super) fn insert(device: &mut Device, qp: Qp, what: &'static str) -> Result<u32, Reject> {
+    let qp = Box::new(qp);
+    let (decoded, umems) = (qp.decoded.clone(), qp.umems.clone());
     admit(device, &qp)?;
-    let qpn = device
+    let number = device
         .qps
         .insert(qp)
-        .ok_or(Reject::full("qpn", device.qps.len()))?;
-    if let Some(qp) = device.qps.get_mut(qpn) {
-        qp.number = qpn;
+        .ok_or(Reject::full(what, device.qps.len()))?;
+    if let Some(qp) = device.qps.get_mut(number) {
+        qp.number = number;
     }
     count(device, &decoded, &umems, |refs| refs.saturating_add(1));
-    Ok(ok_object(qpn))
+    Ok(number)
 }
 
 /// The queue pair that a command names, if its user may.
@@ -217,7 +229,11 @@ fn named<'a>(
     request: &Request<'_>,
 ) -> Result<(u32, &'a mut Box<Qp>), Reject> {
     let qpn = request.object();
-    let qp = device.qps.get_mut(qpn).ok_or(Reject::absent("qpn", qpn))?;
+    let qp = device
+        .qps
+        .get_mut(qpn)
+        .filter(|qp| qp.service != Service::Sq)
+        .ok_or(Reject::absent("qpn", qpn))?;
     request.check_owner("qpn", qpn, qp.uid)?;
     Ok((qpn, qp))
 }
@@ -272,6 +288,11 @@ pub(super) fn modify_qp(device: &mut Device, request: &Request<'_>) -> Result<Re
             let given = modify_qp_in::qpc.bytes(request.input);
             check_values(command, qp.service, given)?;
             let mask = modify_qp_in::opt_param_mask.get32(request.input);
+            let unknown = mask & !optional_of(command, qp.service);
+            if unknown != 0 {
+                let rule = "an option of this transition of this service";
+                return Err(Reject::param("opt_param_mask", unknown, rule));
+            }
             merge(command, mask, given, &mut qp.context);
             qp.decoded = Decoded::from_context(&qp.context, qp.decoded.dbr);
             enter(qp, command, end);

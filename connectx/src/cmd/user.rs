@@ -82,7 +82,9 @@ pub(super) fn alloc_uar(device: &mut Device, request: &Request<'_>) -> Result<Re
 }
 
 pub(super) fn dealloc_uar(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {
-    dealloc(&mut device.uars, request, "uar")
+    let reply = dealloc(&mut device.uars, request, "uar")?;
+    device.copies.forget(request.object());
+    Ok(reply)
 }
 
 pub(super) fn alloc_pd(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {

@@ -7,10 +7,10 @@ use super::completing::complete;
 use super::completion::{Failure, vendor};
 use super::lent::Data;
 use super::memory::Denied;
-use super::receive_queue;
 use super::requester::{accessor, local_failure};
 use super::timer::{ack_timeout, rnr_delay};
 use super::wqe::Wqe;
+use super::{atomic, receive_queue};
 use crate::ifc::wqe::syndrome;
 use crate::objects::device::Device;
 use crate::objects::qp::{Qp, State};
@@ -232,12 +232,10 @@ fn atomic_response(device: &mut Device, qp: &mut Qp, psn_: u32, original: u64) {
     let Some(flight) = qp.requester.flights.get(index) else {
         return;
     };
-    let bytes = if device.caps.atomic_host_order {
-        original.to_ne_bytes()
-    } else {
-        original.to_be_bytes()
-    };
-    let result = scatter(device, qp, &flight.wqe, 0, bytes[..].into()).map_err(local_failure);
+    let len = flight.wqe.len;
+    let bytes = atomic::to_bytes(original, len, device.caps.atomic_host_order);
+    let bytes = bytes.get(..len as usize).unwrap_or(&bytes);
+    let result = scatter(device, qp, &flight.wqe, 0, bytes.into()).map_err(local_failure);
     let Some(flight) = qp.requester.flights.get_mut(index) else {
         return;
     };

@@ -26,7 +26,11 @@ pub(super) fn complete(device: &mut Device, qp: &mut Qp) {
                 return;
             };
             report(device, qp, &flight.wqe, Some(failure));
-            return enter_error(device, qp, None);
+            return if qp.service == Service::Uc || qp.service.is_datagram() {
+                stop_sending(device, qp);
+            } else {
+                enter_error(device, qp, None);
+            };
         }
         if qp.requester.cursor == 0 || !front.is_done(qp.requester.unacked) {
             return;
@@ -63,6 +67,12 @@ fn report(device: &mut Device, qp: &Qp, wqe: &Wqe, failure: Option<Failure>) -> 
         entry.byte_count = wqe.len;
     }
     completion::post(device, qp.decoded.cqn_send, &entry)
+}
+
+/// What cannot be sent by a service without acknowledgements is nothing to the receive queue (IBA 10.3.1.5, SQE).
+fn stop_sending(device: &mut Device, qp: &mut Qp) {
+    qp.state = State::SendQueueError;
+    flush_send(device, qp);
 }
 
 /// Puts a queue pair in error, by command or because of itself.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Writes to UAR pages.
 
-use super::{completion, event};
+use super::{blueflame, completion, event};
 use crate::ifc::wqe::{cq_doorbell, eq_doorbell, sq_doorbell, uar};
 use crate::objects::device::Device;
 
@@ -27,6 +27,9 @@ pub fn write(device: &mut Device, halves: &mut Halves, page: u32, offset: u64, v
         );
         return;
     }
+    if blueflame::continues(device, page, offset, value) {
+        return;
+    }
     match offset {
         uar::EQ_ARM | uar::EQ => event_queue(device, page, offset == uar::EQ_ARM, value),
         _ => {
@@ -36,9 +39,9 @@ pub fn write(device: &mut Device, halves: &mut Halves, page: u32, offset: u64, v
             };
             match register {
                 uar::CQ => completion_queue(device, page, &doorbell),
-                // Only the first quadword of a buffer is a doorbell; what a BlueFlame copy has behind it is the WQE.
+                // Only the first quadword of a buffer is a doorbell; behind it is what BlueFlame did not take.
                 uar::SQ..uar::SQ_END if register % uar::SQ_STRIDE == 0 => {
-                    send_queue(device, page, &doorbell)
+                    blueflame::rung(device, page, register, &doorbell, value)
                 }
                 uar::SQ..uar::SQ_END => {}
                 _ => device.refuse(
@@ -136,7 +139,8 @@ fn completion_queue(device: &mut Device, page: u32, doorbell: &[u8; 8]) {
     }
 }
 
-fn send_queue(device: &mut Device, page: u32, doorbell: &[u8; 8]) {
+/// The head of a WQE, which is a send queue's doorbell.
+pub(super) fn send_queue(device: &mut Device, page: u32, doorbell: &[u8; 8]) {
     let qpn = sq_doorbell::qpn.get32(doorbell);
     match device.qps.get(qpn) {
         None => lost(device, "qpn", qpn),

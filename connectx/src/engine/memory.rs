@@ -8,6 +8,8 @@ use crate::objects::device::{Device, Host};
 use crate::objects::memic;
 use crate::objects::memory::{Access, Mkey, Translation};
 use crate::objects::table::Table;
+use crate::platform::DmaFault;
+use crate::wire::packet::Reth;
 
 /// What an access does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -299,19 +301,18 @@ pub fn write(
     })
 }
 
-/// Changes an aligned quadword at an address under a key; gives the old value in the host's byte order.
+/// Changes an aligned word of 4 or 8 bytes under a key; `change` and the result have it as the host's processor loads it.
 pub fn atomic(
     device: &Device,
     who: Accessor,
-    key: u32,
-    address: u64,
+    target: Reth,
     change: &mut dyn FnMut(u64) -> Option<u64>,
 ) -> Result<u64, Denied> {
     let mut old = 0;
     let range = Range {
-        key,
-        address,
-        len: 8,
+        key: target.rkey,
+        address: target.address,
+        len: u64::from(target.len),
     };
     each(
         device,
@@ -319,14 +320,36 @@ pub fn atomic(
         range,
         Purpose::RemoteAtomic,
         &mut |host, bus, part| {
-            if part != (0..8) {
+            if part != (0..target.len as usize) {
                 return Err(Denied::Translation);
             }
-            old = host.atomic64(bus, change).map_err(|_| Denied::Dma)?;
+            old = on_word(host, bus, target.len, change).map_err(|_| Denied::Dma)?;
             Ok(())
         },
     )?;
     Ok(old)
+}
+
+/// An atomic change of 8 bytes, or of 4 bytes by one of the quadword that they lie in.
+fn on_word(
+    host: &Host,
+    bus: u64,
+    len: u32,
+    change: &mut dyn FnMut(u64) -> Option<u64>,
+) -> Result<u64, DmaFault> {
+    if len == 8 {
+        return host.atomic64(bus, change);
+    }
+    let upper = (bus & 4 != 0) == cfg!(target_endian = "little");
+    let shift = if upper { 32 } else { 0 };
+    let mask = u64::from(u32::MAX) << shift;
+    let mut within = |quad: u64| {
+        let new = change((quad & mask) >> shift)?;
+        Some(quad & !mask | (new << shift) & mask)
+    };
+    // An address that is not aligned to 4 stays unaligned, and is refused.
+    let quad = host.atomic64(bus & !4, &mut within)?;
+    Ok((quad & mask) >> shift)
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 
 mod answers;
 mod atomic;
+pub mod blueflame;
 mod completing;
 pub mod completion;
 mod datagram;

@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::lent::Data;
 use super::requester::{self, Budget};
 use super::responder;
-use super::{answers, completing};
+use super::{answers, blueflame, completing};
 use crate::ifc::context::qpc;
 use crate::objects::device::Device;
 use crate::objects::qp::{Qp, Service, State};
@@ -52,7 +52,7 @@ fn takes(device: &Device, qp: &Qp, packet: &Packet) -> bool {
         Service::Uc => Transport::Uc,
         Service::Xrc => Transport::Xrc,
         Service::Ud | Service::Smi | Service::Gsi => Transport::Ud,
-        Service::RegUmr => return false,
+        Service::RegUmr | Service::Sq => return false,
     };
     // A datagram's sender may refuse what comes back to it from a multicast group.
     let own = packet.qpn == MULTICAST_QPN
@@ -113,7 +113,7 @@ pub fn run(device: &mut Device, qpn: u32, budget: &mut Budget, now: Instant) -> 
     };
     qp.scheduled = false;
     let more = responder::run(device, &mut qp, budget);
-    if qp.state == State::Error {
+    if matches!(qp.state, State::Error | State::SendQueueError) {
         completing::flush_send(device, &mut qp);
     }
     let more = requester::run(device, &mut qp, budget, now) || more;
@@ -123,6 +123,7 @@ pub fn run(device: &mut Device, qpn: u32, budget: &mut Budget, now: Instant) -> 
 
 /// The deadline of a queue pair may have come.
 pub fn timer(device: &mut Device, qpn: u32, now: Instant) {
+    blueflame::expire(device, now);
     let Some(mut qp) = device.qps.borrow_out(qpn) else {
         return;
     };

@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use super::answers::expect_answer;
+use super::blueflame::Copied;
 use super::completing::{complete, fatal};
 use super::completion::{Failure, vendor};
 use super::memory::{self, Accessor, Denied, Purpose};
@@ -79,6 +80,8 @@ pub struct Requester {
     pub next_psn: u32,
     /// Oldest sequence number without an answer.
     pub(super) unacked: u32,
+    /// WQE that came with the doorbell.
+    pub(super) copied: Option<Copied>,
     pub(super) flights: VecDeque<Flight>,
     pub(super) window: Window,
     /// Flight being sent, and how many of its packets have been.
@@ -337,6 +340,11 @@ fn take_next(device: &mut Device, qp: &mut Qp) -> bool {
         return false;
     }
     let index = requester.fetched;
+    // A copy is for the WQE that is next when it comes; of one that is not, memory has the truth.
+    match &requester.copied {
+        Some(copy) if copy.index == index => device.counters.blueflame_wqes += 1,
+        _ => qp.requester.copied = None,
+    }
     let (wqe, failure) = match wqe::fetch(&device.host, qp, index, available) {
         Fetched::Wqe(wqe) => {
             let too_long = wqe.len > 1 << qp.decoded.log_msg_max
@@ -625,11 +633,13 @@ fn send(device: &mut Device, qp: &mut Qp, now: Instant) -> Step {
             address,
             rkey,
             operation,
+            len,
         } => (
             Kind::AtomicRequest {
                 address,
                 rkey,
                 operation,
+                len,
             },
             0,
             1,
@@ -700,7 +710,7 @@ fn address(device: &Device, qp: &Qp, wqe: &Wqe) -> Packet {
         Service::Uc => Transport::Uc,
         Service::Xrc => Transport::Xrc,
         Service::Ud | Service::Smi | Service::Gsi => Transport::Ud,
-        Service::Rc | Service::RegUmr => Transport::Rc,
+        Service::Rc | Service::RegUmr | Service::Sq => Transport::Rc,
     };
     let grh = |gid: [u8; 16], traffic_class, flow_label, hop_limit| Grh {
         source: device.port.gid(0),

@@ -241,7 +241,15 @@ fn in_sequence(device: &mut Device, qp: &mut Qp, packet: &Packet, data: Data<'_>
             address,
             rkey,
             operation,
-        } => atomic(device, qp, packet, *address, *rkey, *operation),
+            len,
+        } => {
+            let target = Reth {
+                address: *address,
+                rkey: *rkey,
+                len: *len,
+            };
+            atomic(device, qp, packet, target, *operation)
+        }
         Kind::ReadResponse { .. } | Kind::AtomicResponse { .. } | Kind::Acknowledge(_) => {
             Outcome::Answered
         }
@@ -405,7 +413,13 @@ fn write(
         match memory::write(device, who, reth.rkey, address, purpose, data) {
             Ok(()) => {}
             Err(Denied::Sender) => return Outcome::Broken,
-            Err(_) => return NO_ACCESS,
+            Err(_) => {
+                if let Some(receive) = &receive {
+                    let failure = Failure::new(syndrome::LOCAL_ACCESS, vendor::SCATTER);
+                    fail_receive(device, qp, receive, failure);
+                }
+                return NO_ACCESS;
+            }
         }
     }
     if !position.last {
@@ -492,16 +506,15 @@ fn atomic(
     device: &mut Device,
     qp: &mut Qp,
     packet: &Packet,
-    address: u64,
-    rkey: u32,
+    target: Reth,
     operation: Atomic,
 ) -> Outcome {
-    if address % 8 != 0 {
-        let rule = "an atomic's address is aligned to 8 bytes";
+    if !matches!(target.len, 4 | 8) || target.address % u64::from(target.len) != 0 {
+        let rule = "an atomic's address is aligned to its size, 4 or 8";
         device.refuse(
             format!("qp {:#x} atomic", qp.number),
             "raddr",
-            address,
+            target.address,
             rule,
             "IBA 9.4.5",
         );
@@ -511,26 +524,27 @@ fn atomic(
         return INVALID;
     }
     let who = requester_of(device, qp, packet);
-    if !permitted(
-        device,
-        qp,
-        who,
-        Reth {
-            address,
-            rkey,
-            len: 8,
-        },
-        Purpose::RemoteAtomic,
-    ) {
+    if !permitted(device, qp, who, target, Purpose::RemoteAtomic) {
         return NO_ACCESS;
     }
+    if !qp.decoded.atomic_mode.permits(target.len, operation) {
+        let rule = "the queue pair's mode is for atomics of this kind and size";
+        let (object, mode) = (
+            format!("qp {:#x} atomic", qp.number),
+            qp.decoded.atomic_mode,
+        );
+        device.refuse(object, "atomic_mode", mode.0, rule, "PRM QPC");
+        return INVALID;
+    }
     let host_order = device.caps.atomic_host_order;
-    let swap = |value: u64| if host_order { value } else { value.to_be() };
-    let mut change = |old: u64| atomic::apply(operation, swap(old)).map(swap);
-    let Ok(old) = memory::atomic(device, who, rkey, address, &mut change) else {
+    let mut change = |old: u64| {
+        let old = atomic::in_order(old, target.len, host_order);
+        atomic::apply(operation, old).map(|new| atomic::in_order(new, target.len, host_order))
+    };
+    let Ok(old) = memory::atomic(device, who, target, &mut change) else {
         return NO_ACCESS;
     };
-    let original = swap(old);
+    let original = atomic::in_order(old, target.len, host_order);
     if qp.responder.atomics.len() >= qp.decoded.max_reads_in {
         qp.responder.atomics.pop_front();
     }

@@ -32,6 +32,13 @@ impl Window {
         self.count = 0;
     }
 
+    /// Takes blocks that came by another way.
+    pub fn fill(&mut self, index: u16, bytes: &[u8]) {
+        let len = bytes.len().min(self.raw.len());
+        self.raw[..len].copy_from_slice(&bytes[..len]);
+        (self.first, self.count) = (index, (len / BASIC_BLOCK) as u16);
+    }
+
     /// The block with an index. It and the `posted - 1` after it are posted. `None` if it cannot be reached.
     pub fn block(
         &mut self,

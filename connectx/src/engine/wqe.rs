@@ -3,11 +3,11 @@
 
 use smallvec::SmallVec;
 
+use super::atomic;
 use crate::cmd::caps::Capabilities;
 use crate::ifc::context::mkc;
 use crate::ifc::wqe::{
-    BASIC_BLOCK, INVALID_LKEY, SEGMENT, atomic, av, completion, ctrl, data, masked_atomic, raddr,
-    send, umr_ctrl,
+    BASIC_BLOCK, INVALID_LKEY, SEGMENT, av, completion, ctrl, data, raddr, send, umr_ctrl,
 };
 use crate::objects::device::Host;
 use crate::objects::qp::{Qp, Service};
@@ -65,6 +65,8 @@ pub enum Operation {
         address: u64,
         rkey: u32,
         operation: Atomic,
+        /// Bytes that it works on.
+        len: u32,
     },
     Invalidate {
         key: u32,
@@ -153,6 +155,9 @@ pub enum Fetched {
 /// Reads the WQE at basic block `index`, of which `available` blocks are posted.
 pub fn fetch(host: &Host, qp: &mut Qp, index: u16, available: u16) -> Fetched {
     let window = &mut qp.requester.window;
+    if let Some(copy) = qp.requester.copied.take_if(|copy| copy.index == index) {
+        window.fill(index, &copy.bytes);
+    }
     let Some(first) = window.block(host, &qp.queues, index, available) else {
         return Fetched::Unreachable;
     };
@@ -223,10 +228,10 @@ pub fn fetch(host: &Host, qp: &mut Qp, index: u16, available: u16) -> Fetched {
     }
 }
 
-type Wrong = (&'static str, u64, &'static str);
+pub(super) type Wrong = (&'static str, u64, &'static str);
 
 /// The next `len` bytes of a WQE.
-fn take<'a>(rest: &mut &'a [u8], len: usize) -> Result<&'a [u8], Wrong> {
+pub(super) fn take<'a>(rest: &mut &'a [u8], len: usize) -> Result<&'a [u8], Wrong> {
     let (head, tail) = rest.split_at_checked(len).ok_or((
         "ds",
         rest.len() as u64,
@@ -260,7 +265,7 @@ pub fn parse(service: Service, index: u16, blocks: u16, raw: &[u8]) -> Result<Wq
     } else {
         None
     };
-    let operation = operation(opcode, immediate, &mut rest)?;
+    let operation = operation(opcode, ctrl::opmod.get(head) as u8, immediate, &mut rest)?;
     check_service(service, opcode)?;
     let mut wqe = Wqe {
         index,
@@ -301,6 +306,7 @@ fn check_service(service: Service, opcode: u8) -> Result<(), Wrong> {
         Service::Ud | Service::Smi | Service::Gsi => {
             matches!(opcode, send::NOP | send::SEND | send::SEND_IMM)
         }
+        Service::Sq => opcode == send::NOP,
         Service::RegUmr => matches!(opcode, send::NOP | send::LOCAL_INVAL | send::UMR),
     };
     if allowed {
@@ -338,7 +344,7 @@ fn address_vector(rest: &mut &[u8]) -> Result<AddressVector, Wrong> {
     })
 }
 
-fn operation(opcode: u8, immediate: u32, rest: &mut &[u8]) -> Result<Operation, Wrong> {
+fn operation(opcode: u8, opmod: u8, immediate: u32, rest: &mut &[u8]) -> Result<Operation, Wrong> {
     let rider = match opcode {
         send::SEND_IMM | send::RDMA_WRITE_IMM => Rider::Immediate(immediate),
         send::SEND_INVAL => Rider::Invalidate(immediate),
@@ -362,55 +368,14 @@ fn operation(opcode: u8, immediate: u32, rest: &mut &[u8]) -> Result<Operation, 
             let (address, rkey) = remote()?;
             Operation::Read { address, rkey }
         }
-        send::ATOMIC_CS | send::ATOMIC_FA => {
+        send::ATOMIC_CS | send::ATOMIC_FA | send::ATOMIC_MASKED_CS | send::ATOMIC_MASKED_FA => {
             let (address, rkey) = remote()?;
-            let segment = take(rest, atomic::SIZE)?;
-            let (swap_add, compare) = (atomic::swap_add.get(segment), atomic::compare.get(segment));
-            let operation = match opcode {
-                send::ATOMIC_CS => Atomic::CompareSwap {
-                    compare,
-                    compare_mask: u64::MAX,
-                    swap: swap_add,
-                    swap_mask: u64::MAX,
-                },
-                _ => Atomic::FetchAdd {
-                    add: swap_add,
-                    boundary: 0,
-                },
-            };
+            let (operation, len) = atomic::parse(opcode, opmod, rest)?;
             Operation::Atomic {
                 address,
                 rkey,
                 operation,
-            }
-        }
-        send::ATOMIC_MASKED_CS => {
-            let (address, rkey) = remote()?;
-            let segment = take(rest, masked_atomic::SIZE)?;
-            let operation = Atomic::CompareSwap {
-                compare: masked_atomic::compare.get(segment),
-                compare_mask: masked_atomic::compare_mask.get(segment),
-                swap: masked_atomic::swap_add.get(segment),
-                swap_mask: masked_atomic::swap_add_mask.get(segment),
-            };
-            Operation::Atomic {
-                address,
-                rkey,
-                operation,
-            }
-        }
-        send::ATOMIC_MASKED_FA => {
-            let (address, rkey) = remote()?;
-            let segment = take(rest, atomic::SIZE)?;
-            // The second quadword marks the bits at which a field ends: carries stop there.
-            let operation = Atomic::FetchAdd {
-                add: atomic::swap_add.get(segment),
-                boundary: atomic::compare.get(segment),
-            };
-            Operation::Atomic {
-                address,
-                rkey,
-                operation,
+                len,
             }
         }
         send::LOCAL_INVAL => Operation::Invalidate { key: immediate },
@@ -483,8 +448,9 @@ fn data_segments(wqe: &mut Wqe, mut rest: &[u8]) -> Result<(), Wrong> {
             len,
             "a message has at most 2^log_max_msg bytes",
         ))?;
-    if matches!(wqe.operation, Operation::Atomic { .. }) && wqe.len != 8 {
-        return Err(("byte_count", len, "an atomic returns 8 bytes"));
+    if matches!(wqe.operation, Operation::Atomic { len, .. } if len != wqe.len) {
+        let rule = "an atomic returns as many bytes as it works on";
+        return Err(("byte_count", len, rule));
     }
     Ok(())
 }

@@ -5,8 +5,8 @@ use super::Explanation;
 use crate::engine;
 use crate::ifc::Field;
 use crate::ifc::wqe::{
-    BASIC_BLOCK, INVALID_LKEY, SEGMENT, atomic, av, ctrl, data, masked_atomic, raddr,
-    send as opcode, umr_ctrl,
+    BASIC_BLOCK, EXTENDED_ATOMIC, INVALID_LKEY, SEGMENT, atomic, av, ctrl, data, masked_atomic,
+    masked_atomic_32, raddr, send as opcode, umr_ctrl,
 };
 use crate::objects::qp::Service;
 
@@ -75,6 +75,13 @@ pub fn send(service: Service, dump: &[u8]) -> Explanation {
     match code {
         opcode::RDMA_WRITE | opcode::RDMA_WRITE_IMM | opcode::RDMA_READ => {
             walk.part("raddr", raddr::FIELDS, raddr::SIZE);
+        }
+        opcode::ATOMIC_MASKED_CS | opcode::ATOMIC_MASKED_FA
+            if ctrl::opmod.get(dump) == u64::from(EXTENDED_ATOMIC) =>
+        {
+            walk.part("raddr", raddr::FIELDS, raddr::SIZE);
+            let (fields, size) = (masked_atomic_32::FIELDS, masked_atomic_32::SIZE);
+            walk.part("masked_atomic_32", fields, size);
         }
         opcode::ATOMIC_CS | opcode::ATOMIC_FA | opcode::ATOMIC_MASKED_FA => {
             walk.part("raddr", raddr::FIELDS, raddr::SIZE);

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use serde_json::{Value, json};
 
+use crate::engine::blueflame;
 use crate::engine::doorbell::{self, Halves};
 use crate::fault::{self, Fault};
 use crate::ifc::wqe::uar;
@@ -153,6 +154,8 @@ impl Function for Hca {
                 .drive(self.index, |device| device.host.memic.store(offset, data));
             return;
         }
+        // What was rung before a command is done before it.
+        self.fabric.drive(self.index, blueflame::settle_all);
         let action = self.segment().write(offset, data);
         let rebooted = self.fabric.drive(self.index, |device| {
             init_segment::act(device, action);

@@ -216,6 +216,21 @@ layout! {
     query_rmp_out(0x110) {
         rmpc = 0x20[0; 1920],
     }
+    /// CREATE_SQ (`create_sq_in`).
+    create_sq_in(0x110) {
+        ctx = 0x20[0; 1920],
+    }
+    /// MODIFY_SQ (`modify_sq_in`).
+    modify_sq_in(0x110) {
+        sq_state = 0x08[0; 4],
+        sqn = 0x09[0; 24],
+        modify_bitmask = 0x10[0; 64],
+        ctx = 0x20[0; 1920],
+    }
+    /// QUERY_SQ (`query_sq_out`).
+    query_sq_out(0x110) {
+        sq_context = 0x20[0; 1920],
+    }
     /// ARM_XRC_SRQ (`arm_xrc_srq_in`).
     arm_xrc_srq_in(0x10) {
         op_mod = 0x06[0; 16],

@@ -212,6 +212,16 @@ layout! {
         wq_umem_id = 0x2c[0; 32],
         wq_umem_offset = 0x30[0; 64],
     }
+    /// Send queue context (`sqc`).
+    sqc(0xf0) {
+        flush_in_error_en = 0x00[3; 1],
+        state = 0x01[0; 4],
+        user_index = 0x05[0; 24],
+        cqn = 0x09[0; 24],
+        tis_lst_sz = 0x20[0; 16],
+        tis_num_0 = 0x2d[0; 24],
+        wq = 0x30[0; 1536],
+    }
     /// User memory (`umem`).
     umem(0x20) {
         ats = 0x10[0; 1],

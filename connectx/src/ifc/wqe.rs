@@ -31,17 +31,25 @@ layout! {
         address = 0x00[0; 64],
         rkey = 0x08[0; 32],
     }
-    /// Atomic segment of an 8-byte operation.
+    /// Atomic segment of an 8-byte operation. Of a masked fetch-add, `compare` is the field boundary.
     atomic(0x10) {
         swap_add = 0x00[0; 64],
         compare = 0x08[0; 64],
     }
-    /// Atomic segment of an 8-byte operation with masks.
+    /// Atomic segment of an 8-byte compare-swap with masks (UCX `uct_ib_mlx5_atomic_masked_cswap64_seg`).
     masked_atomic(0x20) {
         swap_add = 0x00[0; 64],
         compare = 0x08[0; 64],
         swap_add_mask = 0x10[0; 64],
         compare_mask = 0x18[0; 64],
+    }
+    /// Atomic segment of a 4-byte operation (UCX `uct_ib_mlx5_atomic_masked_{cswap,fadd}32_seg`); of a fetch-add, `compare`
+    /// is the field boundary and there are no masks.
+    masked_atomic_32(0x10) {
+        swap_add = 0x00[0; 32],
+        compare = 0x04[0; 32],
+        swap_add_mask = 0x08[0; 32],
+        compare_mask = 0x0c[0; 32],
     }
     /// Data segment: a pointer, or with `is_inline` the head of inline data.
     data(0x10) {
@@ -148,6 +156,9 @@ pub mod send {
     pub const DUMP: u8 = 0x23;
     pub const UMR: u8 = 0x25;
 }
+
+/// `ctrl.opmod` of a masked atomic: this bit, and log2 of the operand's bytes less 2 (UCX `UCT_IB_MLX5_OPMOD_EXT_ATOMIC`).
+pub const EXTENDED_ATOMIC: u8 = 8;
 
 /// Opcodes of CQEs.
 #[allow(missing_docs)]

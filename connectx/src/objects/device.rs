@@ -15,6 +15,7 @@ use super::table::{Reuse, Table};
 use super::{Owned, Uctx};
 use crate::cmd::CommandQueue;
 use crate::cmd::caps::Capabilities;
+use crate::engine::blueflame::Copies;
 use crate::engine::held::Held;
 use crate::engine::timer::Timers;
 use crate::fault::Faults;
@@ -225,6 +226,8 @@ pub struct Counters {
     pub retransmissions: u64,
     pub rnr_naks: u64,
     pub access_naks: u64,
+    /// WQEs taken from a UAR page and not from memory.
+    pub blueflame_wqes: u64,
 }
 
 /// One function.
@@ -251,6 +254,8 @@ pub struct Device {
     pub uctxs: Table<Uctx>,
     /// UAR pages.
     pub uars: Table<Owned>,
+    /// What is being written to them.
+    pub copies: Copies,
     /// Protection domains.
     pub pds: Table<Owned>,
     /// XRC domains.
@@ -306,6 +311,7 @@ impl Device {
             pages: Vec::new(),
             uctxs: Table::new(1, (1 << Capabilities::LOG_MAX_UCTX) - 1),
             uars: Table::new(FIRST_UAR, UARS),
+            copies: Copies::default(),
             pds: Table::new(1, (1 << Capabilities::LOG_MAX_PD) - 1),
             xrcds: Table::new(1, (1 << Capabilities::LOG_MAX_XRCD) - 1),
             memic: memic::Blocks::default(),
@@ -363,6 +369,7 @@ impl Device {
         self.pages.clear();
         self.uctxs.clear();
         self.uars.clear();
+        self.copies = Copies::default();
         self.pds.clear();
         self.xrcds.clear();
         self.memic.clear();
@@ -442,6 +449,10 @@ impl Device {
         let c = &self.counters;
         let mut counts = self.objects().to_vec();
         counts.extend([
+            (
+                "mkey_free",
+                self.mkeys.iter().filter(|(_, k)| k.free).count() as u64,
+            ),
             ("pages", self.pages.len() as u64),
             ("translations", self.translations() as u64),
             ("timers", self.timers.len() as u64),
@@ -468,6 +479,7 @@ impl Device {
             ("retransmissions", c.retransmissions),
             ("rnr_naks", c.rnr_naks),
             ("access_naks", c.access_naks),
+            ("blueflame_wqes", c.blueflame_wqes),
         ]);
         counts
     }

@@ -7,6 +7,7 @@ pub mod memory;
 pub mod qp;
 pub mod queue;
 pub mod table;
+pub mod transition;
 
 /// A user context: what a DevX user may name as its uid is the context's number.
 #[derive(Debug, Clone, Copy)]

@@ -5,10 +5,9 @@ use super::memory::Buffer;
 use super::table::Weigh;
 use crate::engine::requester::Requester;
 use crate::engine::responder::Responder;
-use crate::ifc::Field;
 use crate::ifc::context::{ads, qpc};
-use crate::ifc::opcode;
 use crate::ifc::wqe::BASIC_BLOCK;
+use crate::wire::packet::Atomic;
 
 /// State of a queue pair, as in `qpc.state` (`MLX5_QP_STATE_*`, `include/linux/mlx5/qp.h`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,7 +38,7 @@ impl State {
 
 /// Transport service of a queue pair, as in `qpc.st` (`MLX5_QP_ST_*`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
+#[repr(u16)]
 #[allow(missing_docs)]
 pub enum Service {
     Rc = 0x0,
@@ -49,6 +48,8 @@ pub enum Service {
     Smi = 0x7,
     Gsi = 0x8,
     RegUmr = 0xc,
+    /// A send queue without a queue pair, which `qpc.st` cannot name.
+    Sq = 0x100,
 }
 
 impl Service {
@@ -89,6 +90,23 @@ pub enum ReceiveFrom {
     Nothing,
 }
 
+/// Atomics that a queue pair answers (`qpc.atomic_mode`, `MLX5_ATOMIC_MODE_*` of `include/linux/mlx5/qp.h`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AtomicMode(pub u8);
+
+impl AtomicMode {
+    /// Whether an operation on `len` bytes is one of the mode's.
+    pub fn permits(self, len: u32, operation: Atomic) -> bool {
+        match self.0 {
+            0 => false,
+            // As the IB specification has them, and the same on every adapter (CX).
+            1 | 2 => len == 8 && operation.is_plain(),
+            // Extended, on up to 2^mode bytes.
+            mode => len <= 1 << mode,
+        }
+    }
+}
+
 /// The part of the context that data path decisions need, decoded.
 #[derive(Debug, Clone)]
 #[allow(missing_docs)]
@@ -115,6 +133,7 @@ pub struct Decoded {
     pub remote_read: bool,
     pub remote_write: bool,
     pub remote_atomic: bool,
+    pub atomic_mode: AtomicMode,
     pub max_reads_out: usize,
     pub max_reads_in: usize,
     pub qkey: u32,
@@ -195,143 +214,6 @@ impl Weigh for Box<Qp> {
     }
 }
 
-/// Copies fields from one context to another.
-fn copy(from: &[u8], to: &mut [u8], fields: &[Field]) {
-    for field in fields {
-        field.set(to, field.get(from));
-    }
-}
-
-/// Copies the address path, but for the parts that have their own time: P_Key index and ACK timeout.
-fn copy_path(from: &[u8], to: &mut [u8], path: Field) {
-    let kept_pkey = ads::pkey_index.get(path.bytes(to));
-    let kept_timeout = ads::ack_timeout.get(path.bytes(to));
-    path.bytes_mut(to).copy_from_slice(path.bytes(from));
-    ads::pkey_index.set(path.bytes_mut(to), kept_pkey);
-    ads::ack_timeout.set(path.bytes_mut(to), kept_timeout);
-}
-
-/// Bits of `opt_param_mask`, `MLX5_QP_OPTPAR_*` of `include/linux/mlx5/qp.h`.
-mod optional {
-    pub const RRE: u32 = 1 << 1;
-    pub const RAE: u32 = 1 << 2;
-    pub const RWE: u32 = 1 << 3;
-    pub const PKEY_INDEX: u32 = 1 << 4;
-    pub const Q_KEY: u32 = 1 << 5;
-    pub const RNR_TIMEOUT: u32 = 1 << 6;
-    pub const PRIMARY_ADDR_PATH: u32 = 1 << 7;
-    pub const SRA_MAX: u32 = 1 << 8;
-    pub const RRA_MAX: u32 = 1 << 9;
-    pub const RETRY_COUNT: u32 = 1 << 12;
-    pub const RNR_RETRY: u32 = 1 << 13;
-    pub const ACK_TIMEOUT: u32 = 1 << 14;
-}
-
-/// Where a transition command may start and where it ends, or `None` for a command that is no transition.
-pub fn transition(command: u16) -> Option<(&'static [State], State)> {
-    use State::*;
-    const ANY: &[State] = &[
-        Reset,
-        Init,
-        ReadyToReceive,
-        ReadyToSend,
-        SendQueueError,
-        SendQueueDrained,
-        Error,
-    ];
-    Some(match command {
-        opcode::RST2INIT_QP => (&[Reset], Init),
-        opcode::INIT2INIT_QP => (&[Init], Init),
-        opcode::INIT2RTR_QP => (&[Init], ReadyToReceive),
-        opcode::RTR2RTS_QP => (&[ReadyToReceive], ReadyToSend),
-        opcode::RTS2RTS_QP => (&[ReadyToSend], ReadyToSend),
-        opcode::SQERR2RTS_QP => (&[SendQueueError], ReadyToSend),
-        opcode::SQD_RTS_QP => (&[SendQueueDrained], ReadyToSend),
-        opcode::TO_ERR_QP => (ANY, Error),
-        opcode::TO_RST_QP => (ANY, Reset),
-        _ => return None,
-    })
-}
-
-/// Takes over from `given` into `context` what `command` sets, and of the rest what `opt_param_mask` names.
-pub fn merge(command: u16, opt_param_mask: u32, given: &[u8], context: &mut [u8]) {
-    let path = qpc::primary_address_path;
-    match command {
-        opcode::RST2INIT_QP | opcode::INIT2INIT_QP => {
-            copy(
-                given,
-                context,
-                &[
-                    qpc::pm_state,
-                    qpc::rre,
-                    qpc::rwe,
-                    qpc::rae,
-                    qpc::atomic_mode,
-                    qpc::q_key,
-                    qpc::counter_set_id,
-                ],
-            );
-            let from = path.bytes(given).to_vec();
-            copy(
-                &from,
-                path.bytes_mut(context),
-                &[ads::pkey_index, ads::vhca_port_num],
-            );
-        }
-        opcode::INIT2RTR_QP => {
-            let fields = [
-                qpc::mtu,
-                qpc::log_msg_max,
-                qpc::remote_qpn,
-                qpc::next_rcv_psn,
-                qpc::log_rra_max,
-                qpc::min_rnr_nak,
-            ];
-            copy(given, context, &fields);
-            copy_path(given, context, path);
-        }
-        opcode::RTR2RTS_QP => {
-            let fields = [
-                qpc::log_ack_req_freq,
-                qpc::retry_count,
-                qpc::rnr_retry,
-                qpc::next_send_psn,
-                qpc::log_sra_max,
-            ];
-            copy(given, context, &fields);
-            let from = path.bytes(given).to_vec();
-            copy(&from, path.bytes_mut(context), &[ads::ack_timeout]);
-        }
-        _ => {}
-    }
-    let optional: &[(u32, &[Field])] = &[
-        (optional::RRE, &[qpc::rre]),
-        (optional::RAE, &[qpc::rae, qpc::atomic_mode]),
-        (optional::RWE, &[qpc::rwe]),
-        (optional::Q_KEY, &[qpc::q_key]),
-        (optional::RNR_TIMEOUT, &[qpc::min_rnr_nak]),
-        (optional::SRA_MAX, &[qpc::log_sra_max]),
-        (optional::RRA_MAX, &[qpc::log_rra_max]),
-        (optional::RETRY_COUNT, &[qpc::retry_count]),
-        (optional::RNR_RETRY, &[qpc::rnr_retry]),
-    ];
-    for (bit, fields) in optional {
-        if opt_param_mask & bit != 0 {
-            copy(given, context, fields);
-        }
-    }
-    let from = path.bytes(given).to_vec();
-    if opt_param_mask & optional::PRIMARY_ADDR_PATH != 0 {
-        copy_path(given, context, path);
-    }
-    if opt_param_mask & optional::PKEY_INDEX != 0 {
-        copy(&from, path.bytes_mut(context), &[ads::pkey_index]);
-    }
-    if opt_param_mask & optional::ACK_TIMEOUT != 0 {
-        copy(&from, path.bytes_mut(context), &[ads::ack_timeout]);
-    }
-}
-
 impl Decoded {
     /// Decodes a context. `dbr` is the bus address of the doorbell record, which the context gives only without a UMEM.
     pub fn from_context(context: &[u8], dbr: u64) -> Self {
@@ -369,6 +251,7 @@ impl Decoded {
             remote_read: qpc::rre.is_set(context),
             remote_write: qpc::rwe.is_set(context),
             remote_atomic: qpc::rae.is_set(context),
+            atomic_mode: AtomicMode(qpc::atomic_mode.get(context) as u8),
             max_reads_out: 1 << qpc::log_sra_max.get(context),
             max_reads_in: 1 << qpc::log_rra_max.get(context),
             qkey: qpc::q_key.get32(context),
@@ -394,69 +277,6 @@ impl Qp {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn transitions_are_those_of_the_specification() {
-        use State::*;
-        let ok =
-            |command, from| transition(command).is_some_and(|(starts, _)| starts.contains(&from));
-        assert!(
-            ok(opcode::RST2INIT_QP, Reset)
-                && !ok(opcode::RST2INIT_QP, Init)
-                && !ok(opcode::RST2INIT_QP, Error)
-        );
-        assert!(ok(opcode::INIT2RTR_QP, Init) && !ok(opcode::INIT2RTR_QP, Reset));
-        assert!(ok(opcode::RTR2RTS_QP, ReadyToReceive) && !ok(opcode::RTR2RTS_QP, Init));
-        assert!(ok(opcode::RTS2RTS_QP, ReadyToSend) && !ok(opcode::RTS2RTS_QP, ReadyToReceive));
-        for from in [
-            Reset,
-            Init,
-            ReadyToReceive,
-            ReadyToSend,
-            SendQueueError,
-            SendQueueDrained,
-            Error,
-        ] {
-            assert!(ok(opcode::TO_ERR_QP, from) && ok(opcode::TO_RST_QP, from));
-        }
-        assert_eq!(transition(opcode::QUERY_QP), None);
-    }
-
-    #[test]
-    fn each_transition_takes_its_own_fields() {
-        let mut given = vec![0; qpc::SIZE];
-        qpc::rwe.set(&mut given, 1);
-        qpc::remote_qpn.set(&mut given, 0x77);
-        qpc::mtu.set(&mut given, 5);
-        qpc::retry_count.set(&mut given, 7);
-        ads::rlid.set(qpc::primary_address_path.bytes_mut(&mut given), 9);
-        ads::pkey_index.set(qpc::primary_address_path.bytes_mut(&mut given), 3);
-        ads::ack_timeout.set(qpc::primary_address_path.bytes_mut(&mut given), 14);
-        let mut context = vec![0; qpc::SIZE];
-        merge(opcode::RST2INIT_QP, 0, &given, &mut context);
-        let d = Decoded::from_context(&context, 0);
-        assert!(d.remote_write);
-        assert_eq!((d.remote_qpn, d.pkey_index, d.remote_lid), (0, 3, 0));
-        qpc::rwe.set(&mut given, 0);
-        ads::pkey_index.set(qpc::primary_address_path.bytes_mut(&mut given), 5);
-        merge(opcode::INIT2RTR_QP, 0, &given, &mut context);
-        let d = Decoded::from_context(&context, 0);
-        assert!(d.remote_write, "RWE is optional here");
-        assert_eq!(
-            (
-                d.remote_qpn,
-                d.pkey_index,
-                d.remote_lid,
-                d.mtu,
-                d.ack_timeout
-            ),
-            (0x77, 3, 9, 4096, 0)
-        );
-        merge(opcode::RTR2RTS_QP, optional::RWE, &given, &mut context);
-        let d = Decoded::from_context(&context, 0);
-        assert!(!d.remote_write);
-        assert_eq!((d.retry_count, d.ack_timeout), (7, 14));
-    }
 
     #[test]
     fn the_send_queue_follows_the_receive_queue() {

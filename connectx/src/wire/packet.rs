@@ -70,6 +70,20 @@ pub enum Atomic {
     FetchAdd { add: u64, boundary: u64 },
 }
 
+impl Atomic {
+    /// Whether it is one of the two that every adapter has, with no masks.
+    pub fn is_plain(self) -> bool {
+        match self {
+            Self::CompareSwap {
+                compare_mask,
+                swap_mask,
+                ..
+            } => compare_mask == u64::MAX && swap_mask == u64::MAX,
+            Self::FetchAdd { boundary, .. } => boundary == 0,
+        }
+    }
+}
+
 /// What a packet does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs)]
@@ -88,6 +102,8 @@ pub enum Kind {
         address: u64,
         rkey: u32,
         operation: Atomic,
+        /// Bytes of the operand: 8, or 4 of an extended atomic.
+        len: u32,
     },
     ReadResponse {
         position: Position,

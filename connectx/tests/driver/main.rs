@@ -2,14 +2,18 @@
 //! The model driven in this process: a small driver with ordinary memory takes a function through its life, from the
 //! command queue to completions and events, and makes every mistake that a guest can make.
 
+mod atomics;
+mod blueflame;
 mod bounds;
 mod device_memory;
 mod errors;
 mod faults;
 mod hostile;
 mod lifecycle;
+mod ownership;
 mod queues;
 mod refusals;
+mod states;
 mod traffic;
 
 use connectx_guest as guest;

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Work that succeeds.
 
-use connectx::ifc::command::header;
 use connectx::ifc::context::mkc;
-use connectx::ifc::opcode;
 use connectx::ifc::wqe::{cqe_opcode, mkey_mask, send, syndrome, umr_ctrl};
 
-use crate::guest::{LOG_SQ, Pair, REGION, input, pointer, remote, status};
+use crate::guest::{LOG_SQ, Pair, REGION, pointer, remote};
 
 /// Bytes that differ everywhere.
 fn pattern(len: usize, seed: u8) -> Vec<u8> {
@@ -132,39 +130,6 @@ fn unsignalled_work_is_silent_and_the_ring_wraps() {
     let all = guests[1].ram.get(b.at, (8 * 10) << LOG_SQ);
     let expected: Vec<u8> = (0..10u8).flat_map(|r| vec![r; 8 << LOG_SQ]).collect();
     assert_eq!(all, expected);
-}
-
-#[test]
-fn atomics_change_and_return() {
-    let mut pair = Pair::new();
-    // As mlx5_core does: results in the host's byte order.
-    let mut set = input(opcode::SET_HCA_CAP, 4112);
-    header::op_mod.set(&mut set, 3 << 1);
-    set[16 + 8] = 0x40;
-    for guest in &mut pair.guests {
-        assert_eq!(status(&guest.command(set.clone(), 16)), 0);
-    }
-    let Pair { guests, mut sides } = pair;
-    let [a, b] = &mut sides;
-    guests[1].ram.set(b.at, &5u64.to_ne_bytes());
-    let operands = |first: u64, second: u64| {
-        let mut s = [0; 16];
-        s[..8].copy_from_slice(&first.to_be_bytes());
-        s[8..].copy_from_slice(&second.to_be_bytes());
-        s
-    };
-    let mut go = |op, segment, expected_old: u64, expected_new: u64| {
-        let segments = [remote(b.at, b.key), segment, pointer(8, a.key, a.at)];
-        a.qp.put(&guests[0], op, 0x08, 0, &segments[..3]);
-        a.qp.ring(&guests[0], guests[0].uar);
-        let cqe = a.send.wait(&guests[0]);
-        assert_eq!((cqe.opcode, cqe.bytes), (cqe_opcode::REQ, 8));
-        assert_eq!(guests[0].ram.get(a.at, 8), expected_old.to_ne_bytes());
-        assert_eq!(guests[1].ram.get(b.at, 8), expected_new.to_ne_bytes());
-    };
-    go(send::ATOMIC_FA, operands(10, 0), 5, 15);
-    go(send::ATOMIC_CS, operands(99, 15), 15, 99);
-    go(send::ATOMIC_CS, operands(1, 15), 99, 99);
 }
 
 #[test]

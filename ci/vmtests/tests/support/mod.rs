@@ -77,7 +77,7 @@ impl Drop for Allowed {
     }
 }
 
-/// How many live objects of these kinds each NIC in the model has.
+/// How many live objects of these kinds each NIC in the model has. Keys that mlx5_ib keeps for later are free, and no one's.
 pub fn model_objects(kinds: &[&str]) -> Result<Value> {
     let mut counts = ask_model(json!({"command": "counts"}))?;
     for function in counts["functions"]
@@ -87,6 +87,10 @@ pub fn model_objects(kinds: &[&str]) -> Result<Value> {
         let function = function
             .as_object_mut()
             .context("a function's counts are an object")?;
+        let kept = function.get("mkey_free").and_then(Value::as_u64);
+        if let (Some(kept), Some(keys)) = (kept, function.get_mut("mkey")) {
+            *keys = json!(keys.as_u64().unwrap_or_default() - kept);
+        }
         function.retain(|name, _| name == "name" || kinds.contains(&name.as_str()));
     }
     Ok(counts)

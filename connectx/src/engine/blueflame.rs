@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! BlueFlame: WQEs that the processor writes into a send register of a UAR page, behind the doorbell that its head is.
+//!
+//! A NIC knows such a copy by its packet: where the processor combines the writes, 64 bytes come at once, and it takes the
+//! WQE from them; where it does not, 8 come, which are a doorbell, and what follows is ignored. That is what the driver's
+//! self-test looks for (core/wc.c: its NOPs ask for a completion in the copy only).
+//!
+//! QEMU never gives us 64 bytes: its processor stores 8 at a time, and each store is a write of its own (seen with Linux
+//! 7.3's `__iowrite64_copy` and rdma-core's `mmio_memcpy_x64`: eight writes of 8 bytes in ascending order). So "combined" is
+//! taken to mean: in order, to one buffer, with no other write to the page between them. Whether a doorbell is the head of
+//! a copy shows only afterwards, when it has been executed from memory, as hardware would. But who copies once will do it
+//! again: on a page where the last doorbell turned out to be a copy's head, the next one is held until the copy is whole,
+//! until something else is written to the page, until a command comes, or until [`Copies::patience`] is over. Either way
+//! the WQE that is executed is one that the driver posted: with drivers that write the same to both places, none can tell.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use super::doorbell;
+use crate::ifc::wqe::{BASIC_BLOCK, SEGMENT, ctrl, sq_doorbell, uar};
+use crate::objects::device::Device;
+
+/// Bytes of a buffer, which bound a WQE that can be copied.
+const BUFFER: usize = uar::SQ_STRIDE as usize;
+
+/// A WQE that came by a UAR page.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Copied {
+    /// Index of its first basic block.
+    pub index: u16,
+    /// Its basic blocks.
+    pub bytes: Vec<u8>,
+}
+
+/// A copy that has begun.
+#[derive(Debug)]
+struct Open {
+    /// Offset of its buffer in the page.
+    buffer: u64,
+    bytes: Vec<u8>,
+    /// Bytes when it is whole.
+    whole: usize,
+    /// Its doorbell is held until then.
+    until: Option<Instant>,
+}
+
+#[derive(Debug, Default)]
+struct Page {
+    /// The last doorbell was the head of a copy.
+    copies: bool,
+    open: Option<Open>,
+}
+
+/// What is being written to UAR pages.
+#[derive(Debug)]
+pub struct Copies {
+    /// How long the rest of a copy is waited for.
+    pub patience: Duration,
+    pages: BTreeMap<u32, Page>,
+    /// Pages where a doorbell is held.
+    held: BTreeSet<u32>,
+}
+
+impl Default for Copies {
+    fn default() -> Self {
+        Self {
+            patience: Duration::from_millis(1),
+            pages: BTreeMap::new(),
+            held: BTreeSet::new(),
+        }
+    }
+}
+
+impl Copies {
+    /// Forgets a page.
+    pub fn forget(&mut self, page: u32) {
+        self.pages.remove(&page);
+        self.held.remove(&page);
+    }
+}
+
+/// Bytes of a copy with this head.
+fn whole(head: &[u8]) -> usize {
+    let len = ctrl::ds.get(head) as usize * SEGMENT;
+    len.next_multiple_of(BASIC_BLOCK).clamp(BASIC_BLOCK, BUFFER)
+}
+
+/// A write to a page. `true` if it belongs to a copy and is dealt with; else what was being copied is over.
+pub(super) fn continues(device: &mut Device, page: u32, offset: u64, value: &[u8]) -> bool {
+    let Some(state) = device.copies.pages.get_mut(&page) else {
+        return false;
+    };
+    let Some(open) = &mut state.open else {
+        return false;
+    };
+    let next = open.buffer + open.bytes.len() as u64;
+    if offset != next || open.bytes.len() + value.len() > open.whole {
+        settle(device, page);
+        return false;
+    }
+    open.bytes.extend_from_slice(value);
+    state.copies = true;
+    if open.bytes.len() == open.whole {
+        let held = open.until.is_some();
+        let bytes = std::mem::take(&mut open.bytes);
+        state.open = None;
+        if held {
+            device.copies.held.remove(&page);
+            take(device, page, bytes);
+        }
+    }
+    true
+}
+
+/// A doorbell at the start of a buffer, which may be the head of a copy. `value` is all that was written at once.
+pub(super) fn rung(device: &mut Device, page: u32, buffer: u64, head: &[u8; 8], value: &[u8]) {
+    if !device.caps.blueflame() {
+        return doorbell::send_queue(device, page, head);
+    }
+    let whole = whole(head);
+    if let Some(copy) = value.get(..whole) {
+        return take(device, page, copy.to_vec());
+    }
+    let qpn = sq_doorbell::qpn.get32(head);
+    let patience = device.copies.patience;
+    let state = device.copies.pages.entry(page).or_default();
+    let until = (state.copies && device.qps.get(qpn).is_some()).then(|| Instant::now() + patience);
+    state.open = Some(Open {
+        buffer,
+        bytes: if value.len() > head.len() {
+            value
+        } else {
+            head
+        }
+        .to_vec(),
+        whole,
+        until,
+    });
+    match until {
+        None => doorbell::send_queue(device, page, head),
+        Some(until) => {
+            device.copies.held.insert(page);
+            device.timers.add(until, qpn);
+        }
+    }
+}
+
+/// Takes a WQE from a copy.
+fn take(device: &mut Device, page: u32, bytes: Vec<u8>) {
+    let Some(head) = bytes.first_chunk::<8>().copied() else {
+        return;
+    };
+    let qp = device.qps.get_mut(sq_doorbell::qpn.get32(&head));
+    if let Some(qp) = qp.filter(|qp| qp.decoded.uar_page == page) {
+        let index = sq_doorbell::wqe_index.get(&head) as u16;
+        qp.requester.copied = Some(Copied { index, bytes });
+    }
+    doorbell::send_queue(device, page, &head);
+}
+
+/// Ends what is being copied on a page: a doorbell that was held rings, and its WQE comes from memory.
+fn settle(device: &mut Device, page: u32) {
+    device.copies.held.remove(&page);
+    let Some(state) = device.copies.pages.get_mut(&page) else {
+        return;
+    };
+    let Some(open) = state.open.take() else {
+        return;
+    };
+    // It was a doorbell and nothing else, or its writes were not combined.
+    state.copies = false;
+    if let (Some(_), Some(head)) = (open.until, open.bytes.first_chunk::<8>()) {
+        doorbell::send_queue(device, page, head);
+    }
+}
+
+/// Rings every doorbell that is held: a command must find what was rung before it.
+pub fn settle_all(device: &mut Device) {
+    while let Some(page) = device.copies.held.first().copied() {
+        settle(device, page);
+    }
+}
+
+/// Rings what has been held for long enough.
+pub fn expire(device: &mut Device, now: Instant) {
+    let due = |page: &&u32| {
+        let open = device.copies.pages.get(page).and_then(|p| p.open.as_ref());
+        open.is_none_or(|open| open.until.is_none_or(|until| until <= now))
+    };
+    let pages: Vec<u32> = device.copies.held.iter().filter(due).copied().collect();
+    for page in pages {
+        settle(device, page);
+    }
+}
