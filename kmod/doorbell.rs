@@ -55,17 +55,9 @@ use kernel::{
     }, //
 };
 
-/// Whether doorbells may be write-combining. Everything below can; a WC doorbell is right only on a BlueFlame UAR, though,
-/// and those are not proven yet.
-const WRITE_COMBINING: bool = false;
-
 /// Features for `IBGDA_IOC_INFO`.
-pub(crate) const FEATURES: u64 = IBGDA_FEATURE_DOORBELL_UC as u64
-    | if WRITE_COMBINING {
-        IBGDA_FEATURE_DOORBELL_WC as u64
-    } else {
-        0
-    };
+pub(crate) const FEATURES: u64 =
+    IBGDA_FEATURE_DOORBELL_UC as u64 | IBGDA_FEATURE_DOORBELL_WC as u64;
 
 /// A doorbell of a session: a grant that may be mapped.
 pub(crate) struct Doorbell {
@@ -298,7 +290,8 @@ unsafe impl Send for MemoryType {}
 unsafe impl Sync for MemoryType {}
 
 impl MemoryType {
-    /// `EBUSY`: the page has another type already.
+    /// `EBUSY`: the page has another type already. Whoever maps a page first settles it: for a UAR that is libmlx5, which
+    /// maps what it allocates at once, BlueFlame write-combining and all others uncached.
     fn reserve(address: u64, mem_type: u32) -> Result<Self> {
         let map = if mem_type == IBGDA_MEM_WC {
             bindings::ioremap_wc
@@ -339,9 +332,8 @@ fn uverbs_file(fd: i32) -> Result<ARef<File>> {
 /// `IBGDA_IOC_DOORBELL_IMPORT`.
 pub(crate) fn import(session: &Arc<Session>, argument: &mut ibgda_doorbell_import) -> Result {
     match argument.mem_type {
-        IBGDA_MEM_UC => {}
-        IBGDA_MEM_WC if WRITE_COMBINING => {}
-        IBGDA_MEM_WB | IBGDA_MEM_WC => return Err(EOPNOTSUPP),
+        IBGDA_MEM_UC | IBGDA_MEM_WC => {}
+        IBGDA_MEM_WB => return Err(EOPNOTSUPP),
         _ => return Err(EINVAL),
     }
     let nic = session.ready_nic()?;

@@ -208,13 +208,14 @@ impl Uar {
     pub(crate) const DOORBELL_OFFSET: usize = 0x800;
 
     pub(crate) fn alloc(device: &Arc<Device>) -> Result<Self> {
-        let uar = sys::uverbs::alloc_uar(device.uverbs()).map_err(|error| {
-            let errno = error.raw_os_error().unwrap_or(libc::EIO);
-            Error::verbs(
-                format!("MLX5_IB_METHOD_UAR_OBJ_ALLOC (NC) on {}", device.name),
-                errno,
-            )
-        })?;
+        let uar = sys::uverbs::alloc_uar(device.uverbs(), sys::uverbs::UarType::NonCached)
+            .map_err(|error| {
+                let errno = error.raw_os_error().unwrap_or(libc::EIO);
+                Error::verbs(
+                    format!("MLX5_IB_METHOD_UAR_OBJ_ALLOC (NC) on {}", device.name),
+                    errno,
+                )
+            })?;
         Ok(Self {
             device: Arc::clone(device),
             uar,

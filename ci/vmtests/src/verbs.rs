@@ -2,11 +2,14 @@
 //! UARs, and a queue pair that rings one, from the real driver through DevX.
 
 use crate::machine::Bdf;
-use ibgda_verbs_sys::{self as sys, uverbs};
+use ibgda_verbs_sys::{
+    self as sys,
+    uverbs::{self, UarType},
+};
 use std::{
     ffi::CStr,
-    fs,
-    os::fd::{BorrowedFd, OwnedFd},
+    fs, io,
+    os::fd::{AsRawFd, BorrowedFd, OwnedFd},
     ptr::{self, NonNull},
     sync::atomic::{Ordering, fence},
     time::{Duration, Instant},
@@ -67,7 +70,30 @@ impl Verbs {
 
     /// A UAR of its own, destroyed when the context is closed or by [`Self::destroy`].
     pub fn alloc_uar(&self) -> uverbs::Uar {
-        uverbs::alloc_uar(self.uverbs()).expect("allocate a UAR")
+        self.alloc_uar_of(UarType::NonCached)
+            .expect("allocate a UAR")
+    }
+
+    /// A UAR of a type.
+    pub fn alloc_uar_of(&self, kind: UarType) -> io::Result<uverbs::Uar> {
+        uverbs::alloc_uar(self.uverbs(), kind)
+    }
+
+    /// Maps a UAR as libmlx5 does.
+    pub fn map(&self, uar: &uverbs::Uar) -> UarMapping {
+        // SAFETY: a new mapping, checked and owned.
+        let page = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                PAGE,
+                libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                self.uverbs().as_raw_fd(),
+                uar.mmap_offset as libc::off_t,
+            )
+        };
+        assert_ne!(page, libc::MAP_FAILED, "{}", io::Error::last_os_error());
+        UarMapping(page)
     }
 
     /// The UAR as a dma-buf.
@@ -185,6 +211,17 @@ impl Drop for Registration {
     fn drop(&mut self) {
         // SAFETY: registered.
         unsafe { sys::ibv_dereg_mr(self.0.as_ptr()) };
+    }
+}
+
+/// A UAR's page, by uverbs.
+#[derive(Debug)]
+pub struct UarMapping(*mut libc::c_void);
+
+impl Drop for UarMapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `Verbs::map`.
+        unsafe { libc::munmap(self.0, PAGE) };
     }
 }
 
@@ -399,6 +436,23 @@ impl<'a> Loopback<'a> {
                 return false;
             }
         }
+    }
+
+    /// Posts a NOP that is silent in memory, and gives it with the request for a completion.
+    pub fn silent_nop(&mut self) -> [u64; 8] {
+        let mut wqe = [0_u8; 64];
+        wqe[1..3].copy_from_slice(&self.posted.to_be_bytes());
+        wqe[4..8].copy_from_slice(&((self.qp.number << 8) | 1).to_be_bytes());
+        let slot = usize::from(self.posted) % (1 << LOG_ENTRIES);
+        self.queue(SQ + slot * 64, &wqe);
+        self.posted += 1;
+        fence(Ordering::SeqCst);
+        self.queue(SQ_RECORD + 4, &u32::from(self.posted).to_be_bytes());
+        fence(Ordering::SeqCst);
+        wqe[11] = 0x08;
+        std::array::from_fn(|i| {
+            u64::from_ne_bytes(wqe[i * 8..][..8].try_into().expect("eight bytes"))
+        })
     }
 
     /// Store of a doorbell that belongs to this queue pair, for ringing where it should not.

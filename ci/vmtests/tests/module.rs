@@ -4,6 +4,7 @@
 //! The tests share the machine, so they run with `--test-threads=1`.
 
 use ibgda_uapi::*;
+use ibgda_verbs_sys::uverbs::{Uar, UarType, alloc_uar, export_dmabuf};
 use ibgda_vmtests::{
     broker::{Granted, Mapping, Number, Session, Status, ioctl},
     machine::{
@@ -52,7 +53,7 @@ impl Pair {
 /// A doorbell and all that it came from.
 struct Doorbell {
     verbs: Verbs,
-    uar: ibgda_verbs_sys::uverbs::Uar,
+    uar: Uar,
     dmabuf: OwnedFd,
     granted: Granted,
 }
@@ -143,11 +144,12 @@ fn info_tells_the_limits_and_only_features_that_work() {
         let pair = Pair::new();
         let session = pair.session();
         let verbs = Verbs::open(pair.nic);
-        let dmabuf = verbs.export(&verbs.alloc_uar());
-        for (feature, mem_type) in [
-            (IBGDA_FEATURE_DOORBELL_UC, IBGDA_MEM_UC),
-            (IBGDA_FEATURE_DOORBELL_WC, IBGDA_MEM_WC),
+        for (feature, mem_type, kind) in [
+            (IBGDA_FEATURE_DOORBELL_UC, IBGDA_MEM_UC, UarType::NonCached),
+            (IBGDA_FEATURE_DOORBELL_WC, IBGDA_MEM_WC, UarType::BlueFlame),
         ] {
+            let uar = verbs.alloc_uar_of(kind).expect("allocate a UAR");
+            let dmabuf = verbs.export(&uar);
             let works = session
                 .import_as(&dmabuf, &verbs.uverbs(), mem_type)
                 .map(|_| ());
@@ -676,6 +678,72 @@ fn a_doorbell_rings_the_queue_pair_of_its_page() {
         wait_until("the model counts a foreign doorbell", || {
             model_counts(0)["foreign_doorbells"] == foreign + 1
         });
+    });
+}
+
+/// What the kernel says the memory type of a physical page is.
+fn memory_type(page: u64) -> Option<String> {
+    let list = fs::read_to_string("/sys/kernel/debug/x86/pat_memtype_list").expect("PAT's list");
+    let start = format!("[mem {page:#018x}-");
+    let line = list.lines().find(|line| line.contains(&start))?;
+    Some(line.rsplit(' ').next()?.to_string())
+}
+
+#[test]
+fn a_blueflame_page_is_write_combining_and_takes_wqes() {
+    alone(|| {
+        let pair = Pair::new();
+        let session = pair.session();
+        let resource = fs::read_to_string(pair.nic.sysfs().join("resource")).expect("BARs");
+        let bar = resource.split_whitespace().next().expect("BAR 0");
+        let bar = u64::from_str_radix(bar.trim_start_matches("0x"), 16).expect("an address");
+        let verbs = Verbs::open(pair.nic);
+        for (kind, right, wrong, name) in [
+            (
+                UarType::BlueFlame,
+                IBGDA_MEM_WC,
+                IBGDA_MEM_UC,
+                "write-combining",
+            ),
+            (
+                UarType::NonCached,
+                IBGDA_MEM_UC,
+                IBGDA_MEM_WC,
+                "uncached-minus",
+            ),
+        ] {
+            // The driver gives BlueFlame pages only when its own test has seen that writes are combined.
+            let uar = verbs.alloc_uar_of(kind).expect("allocate a UAR");
+            let _mapped = verbs.map(&uar);
+            let dmabuf = verbs.export(&uar);
+            let import = |mem_type| session.import_as(&dmabuf, &verbs.uverbs(), mem_type);
+            assert_eq!(import(wrong), Err(libc::EBUSY), "{kind:?}");
+            let granted = import(right).expect("the page's own type");
+            let mapping = session.map(granted, 4096).expect("map");
+            session
+                .populate(granted.handle, mapping.address)
+                .expect("populate");
+            let page = bar + granted.bar_offset;
+            assert_eq!(memory_type(page).as_deref(), Some(name), "{kind:?}");
+
+            let mut qp = Loopback::new(&verbs, &uar);
+            assert!(qp.write_rings(7, Duration::from_secs(10), |word| {
+                mapping.store(REGISTER, word);
+            }));
+            if kind != UarType::BlueFlame {
+                continue;
+            }
+            let taken = model_counts(0)["blueflame_wqes"];
+            for _ in 0..8 {
+                for (i, word) in qp.silent_nop().into_iter().enumerate() {
+                    mapping.store(REGISTER + i * 8, word);
+                }
+            }
+            // Of the first nobody knows yet that it is more than a doorbell.
+            wait_until("the model takes WQEs from the page", || {
+                model_counts(0)["blueflame_wqes"] > taken
+            });
+        }
     });
 }
 
@@ -1694,11 +1762,10 @@ fn use_doorbells(session: &Session, nic: Bdf, mut go_on: impl FnMut() -> bool) -
         let Some(verbs) = Verbs::try_open(nic) else {
             continue;
         };
-        let Ok(uar) = ibgda_verbs_sys::uverbs::alloc_uar(verbs.uverbs()) else {
+        let Ok(uar) = alloc_uar(verbs.uverbs(), UarType::NonCached) else {
             continue;
         };
-        let Ok(dmabuf) = ibgda_verbs_sys::uverbs::export_dmabuf(verbs.uverbs(), uar.mmap_offset)
-        else {
+        let Ok(dmabuf) = export_dmabuf(verbs.uverbs(), uar.mmap_offset) else {
             continue;
         };
         for _ in 0..4 {

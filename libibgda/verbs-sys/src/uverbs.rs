@@ -132,14 +132,22 @@ pub struct Uar {
 /// `MLX5_IB_OBJECT_UAR`.
 const OBJECT_UAR: u16 = DRIVER_NAMESPACE + 8;
 
-/// Allocates a non-cached UAR (`MLX5_IB_METHOD_UAR_OBJ_ALLOC`).
+/// What a UAR is mapped as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub enum UarType {
+    /// Write-combining, for WQEs in its send registers (`MLX5_IB_UAPI_UAR_ALLOC_TYPE_BF`).
+    BlueFlame = 0,
+    /// Non-cached, for doorbells (`MLX5_IB_UAPI_UAR_ALLOC_TYPE_NC`).
+    NonCached = 1,
+}
+
+/// Allocates a UAR (`MLX5_IB_METHOD_UAR_OBJ_ALLOC`).
 ///
 /// # Errors
-/// `EOPNOTSUPP`: the device context has no dynamic UARs; `ENOMEM`, `EREMOTEIO`: firmware has none left.
-pub fn alloc_uar(uverbs: BorrowedFd<'_>) -> io::Result<Uar> {
-    /// `MLX5_IB_UAPI_UAR_ALLOC_TYPE_NC`.
-    const TYPE_NC: u64 = 1;
-
+/// `EOPNOTSUPP`: the device context has no dynamic UARs, or (of BlueFlame) the device none, or the platform does not combine
+/// writes; `ENOMEM`, `EREMOTEIO`: firmware has none left.
+pub fn alloc_uar(uverbs: BorrowedFd<'_>, kind: UarType) -> io::Result<Uar> {
     let (mut mmap_offset, mut mmap_length, mut page_id) = (0_u64, 0_u32, 0_u32);
     let attribute = |index, len: usize, data| Attribute {
         id: DRIVER_NAMESPACE + index,
@@ -154,7 +162,7 @@ pub fn alloc_uar(uverbs: BorrowedFd<'_>) -> io::Result<Uar> {
         DRIVER_NAMESPACE,
         [
             attribute(0, 0, 0),
-            attribute(1, size_of::<u64>(), TYPE_NC),
+            attribute(1, size_of::<u64>(), kind as u64),
             attribute(2, size_of::<u64>(), &raw mut mmap_offset as u64),
             attribute(3, size_of::<u32>(), &raw mut mmap_length as u64),
             attribute(4, size_of::<u32>(), &raw mut page_id as u64),
