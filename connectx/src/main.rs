@@ -18,12 +18,14 @@ use nix::sys::signal::{SigSet, Signal};
 use tracing_subscriber::EnvFilter;
 
 use connectx::bus::Bus;
+use connectx::cmd::caps::Capabilities;
 use connectx::ctl::{self, Device, Model};
 use connectx::explain;
 use connectx::gpu::Gpu;
 use connectx::hca::{Hca, HcaConfig};
 use connectx::log::{LogFile, Referee};
 use connectx::objects::qp::Service;
+use connectx::objects::table::Reuse;
 use connectx::platform::Function;
 use connectx::vfio::{Departure, Endpoint};
 use connectx::wire::Fabric;
@@ -62,6 +64,12 @@ enum Command {
         /// A control socket besides DIR/ctl.sock.
         #[arg(long)]
         ctl: Option<PathBuf>,
+        /// Take a general capability away, by its name in the kernel's mlx5_ifc.h: --cap bf=0. May be repeated.
+        #[arg(long = "cap", value_name = "NAME=VALUE")]
+        caps: Vec<String>,
+        /// Which freed UAR page is given out next: the newest, so that a stale use shows, or the oldest.
+        #[arg(long, value_enum, default_value = "newest-first")]
+        uar_reuse: ReuseName,
     },
     /// Print a dump of a device structure field by field, with what is wrong in it.
     ///
@@ -119,6 +127,21 @@ impl From<ServiceName> for Service {
     }
 }
 
+#[derive(Clone, Copy, ValueEnum)]
+enum ReuseName {
+    NewestFirst,
+    OldestFirst,
+}
+
+impl From<ReuseName> for Reuse {
+    fn from(name: ReuseName) -> Self {
+        match name {
+            ReuseName::NewestFirst => Self::NewestFirst,
+            ReuseName::OldestFirst => Self::OldestFirst,
+        }
+    }
+}
+
 /// Exit status of `explain` when the dump breaks a rule.
 const WRONG: u8 = 3;
 
@@ -131,7 +154,11 @@ fn main() -> ExitCode {
             acs,
             dir,
             ctl,
-        } => serve([nics, gpus], hosts, acs, &dir, ctl).map(|()| ExitCode::SUCCESS),
+            caps,
+            uar_reuse,
+        } => template(acs, &caps, uar_reuse.into())
+            .and_then(|nic| serve([nics, gpus], hosts, &nic, &dir, ctl))
+            .map(|()| ExitCode::SUCCESS),
         Command::Explain {
             kind,
             service,
@@ -221,10 +248,24 @@ enum End {
     Failed(anyhow::Error),
 }
 
+/// What all NICs have in common.
+fn template(acs: bool, caps: &[String], uar_reuse: Reuse) -> anyhow::Result<HcaConfig> {
+    let mut capabilities = Capabilities::new();
+    for setting in caps {
+        capabilities.set(setting).map_err(anyhow::Error::msg)?;
+    }
+    Ok(HcaConfig {
+        acs,
+        capabilities,
+        uar_reuse,
+        ..HcaConfig::numbered(0)
+    })
+}
+
 fn serve(
     [nics, gpus]: [u16; 2],
     hosts: u16,
-    acs: bool,
+    nic: &HcaConfig,
     dir: &Path,
     ctl: Option<PathBuf>,
 ) -> anyhow::Result<()> {
@@ -241,7 +282,9 @@ fn serve(
     for host in 0..hosts {
         for index in host * nics..(host + 1) * nics {
             let config = HcaConfig {
-                acs,
+                acs: nic.acs,
+                capabilities: nic.capabilities.clone(),
+                uar_reuse: nic.uar_reuse,
                 ..HcaConfig::numbered(index.into())
             };
             functions.push(Arc::new(Hca::new(&fabric, config)));

@@ -410,6 +410,7 @@ pub struct Cq {
 pub struct Cqe {
     pub opcode: u8,
     pub syndrome: u8,
+    pub vendor: u8,
     pub counter: u16,
     pub bytes: u32,
     pub immediate: u32,
@@ -455,6 +456,7 @@ impl Cq {
         Some(Cqe {
             opcode,
             syndrome: if opcode >= 13 { e[55] } else { 0 },
+            vendor: if opcode >= 13 { e[54] } else { 0 },
             counter: u16::from_be_bytes([e[60], e[61]]),
             bytes: word(44),
             immediate: word(36),

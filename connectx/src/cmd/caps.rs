@@ -133,6 +133,29 @@ impl Capabilities {
         }
     }
 
+    /// Changes a general capability as `NAME=VALUE` says, by its name in `cmd_hca_cap`: to less than the model has, or to a
+    /// restriction.
+    pub fn set(&mut self, setting: &str) -> Result<(), String> {
+        let (name, value) = setting
+            .split_once('=')
+            .ok_or_else(|| format!("{setting}: not NAME=VALUE"))?;
+        let value: u64 = value.parse().map_err(|e| format!("{setting}: {e}"))?;
+        let (_, field) = cap::FIELDS
+            .iter()
+            .find(|(known, _)| *known == name)
+            .ok_or_else(|| format!("{name}: no capability of mlx5_ifc.h that the model knows"))?;
+        let most = match field.get(&self.max) {
+            0 if name.ends_with("_disabled") => 1,
+            has => has,
+        };
+        if value > most {
+            return Err(format!("{setting}: the model has no more than {most}"));
+        }
+        field.set(&mut self.max, value);
+        field.set(&mut self.current, value);
+        Ok(())
+    }
+
     /// Whether WQEs may be written into UAR pages.
     pub fn blueflame(&self) -> bool {
         cap::bf.is_set(&self.current)
@@ -154,5 +177,26 @@ impl Capabilities {
 impl Default for Capabilities {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_capability_is_taken_away_by_name() {
+        let mut caps = Capabilities::new();
+        assert!(caps.blueflame());
+        caps.set("bf=0").unwrap();
+        assert!(!caps.blueflame() && !cap::bf.is_set(&caps.max));
+        caps.set("log_max_qp=10").unwrap();
+        assert_eq!(cap::log_max_qp.get(&caps.current), 10);
+        caps.set("umr_modify_entity_size_disabled=1").unwrap();
+        for wrong in ["log_max_qp=30", "dct=1", "nonsense=1", "bf", "bf=x"] {
+            let before = caps.max.clone();
+            assert!(caps.set(wrong).is_err(), "{wrong}");
+            assert_eq!(caps.max, before);
+        }
     }
 }

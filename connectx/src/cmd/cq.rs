@@ -186,8 +186,8 @@ fn resize(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {
         let rule = "at most log_max_cq_sz";
         return Err(Reject::param("log_cq_size", log_size, rule));
     }
+    let entry = entry_size(&context)?;
     let (cqn, cq) = named(device, request)?;
-    let entry = cq.entry;
     let outstanding = cq.producer.wrapping_sub(cq.consumer) & 0xff_ffff;
     if outstanding >= 1 << log_size {
         let rule = "the new queue holds what has not been consumed";
@@ -214,7 +214,13 @@ fn resize(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {
     };
     cq.buffer = buffer;
     cq.log_size = log_size;
-    for field in [cqc::log_cq_size, cqc::log_page_size, cqc::page_offset] {
+    cq.entry = entry;
+    for field in [
+        cqc::cqe_sz,
+        cqc::log_cq_size,
+        cqc::log_page_size,
+        cqc::page_offset,
+    ] {
         field.set(&mut cq.context, field.get(&context));
     }
     if let Some(id) = umem {

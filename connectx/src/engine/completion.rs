@@ -72,6 +72,10 @@ impl Failure {
                 "a response has the length and place that were asked for",
                 "IBA 11.6.2, Bad Response Error",
             ),
+            syndrome::LOCAL_ACCESS => (
+                "data of a WRITE with immediate can be written",
+                "IBA 11.6.2, Local Access Error",
+            ),
             syndrome::REMOTE_INVAL_REQ => (
                 "the responder can do what is asked",
                 "IBA 11.6.2, Remote Invalid Request Error",
@@ -119,6 +123,92 @@ impl Failure {
         );
     }
 }
+
+/// Every failure that a completion can report, and what earns it. Of the kernel's syndromes only 0x22, remote aborted, is
+/// missing: it belongs to reliable datagrams, which no ConnectX has (IBA 9.9.2.4.2).
+pub const FAILURES: &[(Failure, &str)] = {
+    use crate::ifc::wqe::syndrome::*;
+    use vendor::{
+        KEY_UPDATE, LOCAL_BOUNDS, LOCAL_KEY, LOCAL_PERMISSION, RECEIVE_FLUSH, RECEIVE_LENGTH,
+        REMOTE_INVALID, REMOTE_OPERATION, RETRY, RNR_RETRY, SCATTER, SEND_FLUSH, SEND_LENGTH,
+        WQE_FETCH, WQE_FORMAT,
+    };
+    &[
+        (
+            Failure::new(LOCAL_LENGTH, SEND_LENGTH),
+            "a message is longer than log_msg_max, or a datagram than the MTU",
+        ),
+        (
+            Failure::new(LOCAL_LENGTH, RECEIVE_LENGTH),
+            "a message is longer than its receive WQE",
+        ),
+        (
+            Failure::new(LOCAL_QP_OP, WQE_FORMAT),
+            "a WQE is not one of its queue pair's",
+        ),
+        (
+            Failure::new(LOCAL_QP_OP, WQE_FETCH),
+            "the send queue's memory cannot be read",
+        ),
+        (
+            Failure::new(LOCAL_QP_OP, SCATTER),
+            "a SEND with invalidate names a key that it may not take away",
+        ),
+        (
+            Failure::new(LOCAL_PROT, LOCAL_KEY),
+            "a send WQE names no key of its protection domain",
+        ),
+        (
+            Failure::new(LOCAL_PROT, LOCAL_BOUNDS),
+            "a send WQE leaves its key's range, or memory",
+        ),
+        (
+            Failure::new(LOCAL_PROT, LOCAL_PERMISSION),
+            "a send WQE needs a right that its key does not have",
+        ),
+        (
+            Failure::new(LOCAL_PROT, SCATTER),
+            "a receive WQE's keys do not take the message",
+        ),
+        (Failure::new(WR_FLUSH, SEND_FLUSH), "a send behind an error"),
+        (
+            Failure::new(WR_FLUSH, RECEIVE_FLUSH),
+            "a receive behind an error",
+        ),
+        (
+            Failure::new(MW_BIND, KEY_UPDATE),
+            "a UMR that the key does not permit",
+        ),
+        (
+            Failure::new(BAD_RESP, REMOTE_INVALID),
+            "a response that does not fit its request",
+        ),
+        (
+            Failure::new(LOCAL_ACCESS, SCATTER),
+            "data of a WRITE with immediate cannot be written",
+        ),
+        (
+            Failure::new(REMOTE_INVAL_REQ, REMOTE_INVALID),
+            "the responder refused the request as none",
+        ),
+        (
+            Failure::new(REMOTE_ACCESS, vendor::REMOTE_ACCESS),
+            "the responder refused access to memory",
+        ),
+        (
+            Failure::new(REMOTE_OP, REMOTE_OPERATION),
+            "the responder could not do its part",
+        ),
+        (
+            Failure::new(TRANSPORT_RETRY_EXC, RETRY),
+            "no answer, however often asked",
+        ),
+        (
+            Failure::new(RNR_RETRY_EXC, RNR_RETRY),
+            "no receive WQE, however often asked",
+        ),
+    ]
+};
 
 /// Where a datagram came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

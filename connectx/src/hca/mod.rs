@@ -8,12 +8,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use serde_json::{Value, json};
 
+use crate::cmd::caps::Capabilities;
 use crate::engine::blueflame;
 use crate::engine::doorbell::{self, Halves};
 use crate::fault::{self, Fault};
 use crate::ifc::wqe::uar;
 use crate::objects::device::Device;
 use crate::objects::memic;
+use crate::objects::table::Reuse;
 use crate::pci::ConfigSpace;
 use crate::platform::{Dma, Function, Interrupts, ResetKind};
 use crate::wire::Fabric;
@@ -37,6 +39,10 @@ pub struct HcaConfig {
     pub guid: u64,
     /// The function has an Access Control Services capability.
     pub acs: bool,
+    /// Capabilities after each reset.
+    pub capabilities: Capabilities,
+    /// Which freed UAR page is given out next.
+    pub uar_reuse: Reuse,
 }
 
 impl HcaConfig {
@@ -49,6 +55,8 @@ impl HcaConfig {
             lid: index as u16 + 1,
             guid: GUID + index as u64,
             acs: false,
+            capabilities: Capabilities::new(),
+            uar_reuse: Reuse::default(),
         }
     }
 }
@@ -75,7 +83,10 @@ impl Hca {
             link: Link::default(),
             counted_from: Default::default(),
         };
-        let device = Device::new(config.name.clone(), port, fabric.referee());
+        let mut device = Device::new(config.name.clone(), port, fabric.referee());
+        device.caps = config.capabilities.clone();
+        device.power_on_caps = config.capabilities;
+        device.uars.set_reuse(config.uar_reuse);
         let index = fabric.attach(device);
         Self {
             name: config.name,

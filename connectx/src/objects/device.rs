@@ -246,6 +246,8 @@ pub struct Device {
     pub issi: u16,
     /// Capabilities.
     pub caps: Capabilities,
+    /// What they are after a reset.
+    pub power_on_caps: Capabilities,
     /// Command queue.
     pub commands: CommandQueue,
     /// Pages that the driver lent us.
@@ -307,6 +309,7 @@ impl Device {
             phase: Phase::Disabled,
             issi: 0,
             caps: Capabilities::new(),
+            power_on_caps: Capabilities::new(),
             commands: CommandQueue::default(),
             pages: Vec::new(),
             uctxs: Table::new(1, (1 << Capabilities::LOG_MAX_UCTX) - 1),
@@ -365,7 +368,7 @@ impl Device {
     pub fn drop_everything(&mut self) {
         self.phase = Phase::Disabled;
         self.issi = 0;
-        self.caps = Capabilities::new();
+        self.caps = self.power_on_caps.clone();
         self.pages.clear();
         self.uctxs.clear();
         self.uars.clear();

@@ -5,6 +5,7 @@ use connectx::hca::{Hca, HcaConfig};
 use connectx::ifc::command::{self, header};
 use connectx::ifc::opcode;
 use connectx::log::Referee;
+use connectx::objects::table::Reuse;
 use connectx::platform::{Function, ResetKind};
 use connectx::wire::Fabric;
 
@@ -30,6 +31,58 @@ fn commands_wait_for_their_phase() {
     );
     let last = guest.referee.recent(1).pop().unwrap().refusal;
     assert!(last.object.contains("CREATE_DCT"), "{last}");
+}
+
+#[test]
+fn freed_uar_pages_come_back_in_the_order_that_was_chosen() {
+    let reused = |guest: &mut Guest| -> Vec<bool> {
+        let pages = [(); 3].map(|()| guest.alloc(opcode::ALLOC_UAR));
+        for page in pages {
+            assert_eq!(guest.on_object(opcode::DEALLOC_UAR, page), 0);
+        }
+        let again = [(); 3].map(|()| guest.alloc(opcode::ALLOC_UAR));
+        for page in again {
+            assert_eq!(guest.on_object(opcode::DEALLOC_UAR, page), 0);
+        }
+        let mut newest = pages;
+        newest.reverse();
+        vec![again == newest, again == pages]
+    };
+    for (order, other) in [
+        (Reuse::NewestFirst, "oldest-first"),
+        (Reuse::OldestFirst, "newest-first"),
+    ] {
+        let (referee, expected) = (Referee::in_memory(), order == Reuse::NewestFirst);
+        let fabric = Fabric::new(referee.clone());
+        let config = HcaConfig {
+            uar_reuse: order,
+            ..HcaConfig::numbered(0)
+        };
+        let mut guest = Guest::cold(Hca::new(&fabric, config), referee);
+        guest.bring_up();
+        assert_eq!(reused(&mut guest), [expected, !expected], "{order:?}");
+        // While it runs, by the control socket.
+        guest.hca.steer("fault", &["uars", other]).unwrap();
+        assert_eq!(reused(&mut guest), [!expected, expected], "{other}");
+    }
+}
+
+#[test]
+fn capabilities_that_were_taken_away_stay_away_through_a_reset() {
+    let referee = Referee::in_memory();
+    let fabric = Fabric::new(referee.clone());
+    let mut config = HcaConfig::numbered(0);
+    config.capabilities.set("bf=0").unwrap();
+    let mut guest = Guest::cold(Hca::new(&fabric, config), referee);
+    for _ in 0..2 {
+        guest.start_up();
+        let mut query = input(opcode::QUERY_HCA_CAP, 16);
+        header::op_mod.set(&mut query, 1);
+        let out = guest.ok(query, command::query_hca_cap_out::SIZE);
+        let caps = command::query_hca_cap_out::capability.bytes(&out);
+        assert!(!connectx::ifc::cap::cmd_hca_cap::bf.is_set(caps));
+        guest.hca.reset(ResetKind::FunctionLevel);
+    }
 }
 
 #[test]

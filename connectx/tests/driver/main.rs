@@ -5,6 +5,7 @@
 mod atomics;
 mod blueflame;
 mod bounds;
+mod completions;
 mod device_memory;
 mod errors;
 mod faults;
@@ -14,6 +15,7 @@ mod ownership;
 mod queues;
 mod refusals;
 mod states;
+mod syndromes;
 mod traffic;
 
 use connectx_guest as guest;
