@@ -7,7 +7,7 @@ use crate::engine::completion::{self, Completion};
 use crate::ifc::command::{create_cq_in, modify_cq_in, query_cq_out};
 use crate::ifc::context::cqc;
 use crate::ifc::opcode::Status;
-use crate::ifc::wqe::cqe_opcode;
+use crate::ifc::wqe::{cqe_opcode, dbr};
 use crate::objects::device::Device;
 use crate::objects::queue::{Arm, Cq, CqStatus};
 
@@ -188,6 +188,11 @@ fn resize(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {
     }
     let entry = entry_size(&context)?;
     let (cqn, cq) = named(device, request)?;
+    // The consumer may have moved since the record was last looked at.
+    let record = cq.dbr + dbr::CQ_CONSUMER;
+    let consumer = device.host.read_be32(record).map(|word| word & 0xff_ffff);
+    let (_, cq) = named(device, request)?;
+    cq.consumer = consumer.unwrap_or(cq.consumer);
     let outstanding = cq.producer.wrapping_sub(cq.consumer) & 0xff_ffff;
     if outstanding >= 1 << log_size {
         let rule = "the new queue holds what has not been consumed";
