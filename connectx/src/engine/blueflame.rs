@@ -101,11 +101,10 @@ pub(super) fn continues(device: &mut Device, page: u32, offset: u64, value: &[u8
     open.bytes.extend_from_slice(value);
     state.copies = true;
     if open.bytes.len() == open.whole {
-        let held = open.until.is_some();
-        let bytes = std::mem::take(&mut open.bytes);
+        let (until, bytes) = (open.until, std::mem::take(&mut open.bytes));
         state.open = None;
-        if held {
-            device.copies.held.remove(&page);
+        if let Some(until) = until {
+            release(device, page, until, &bytes);
             take(device, page, bytes);
         }
     }
@@ -140,9 +139,15 @@ pub(super) fn rung(device: &mut Device, page: u32, buffer: u64, head: &[u8; 8], 
         None => doorbell::send_queue(device, page, head),
         Some(until) => {
             device.copies.held.insert(page);
-            device.timers.add(until, qpn);
+            device.timers.add(until, qpn, None);
         }
     }
+}
+
+/// A doorbell is held no longer, so that no timer need look at it.
+fn release(device: &mut Device, page: u32, until: Instant, head: &[u8]) {
+    device.copies.held.remove(&page);
+    device.timers.remove(until, sq_doorbell::qpn.get32(head));
 }
 
 /// Takes a WQE from a copy.
@@ -169,7 +174,8 @@ fn settle(device: &mut Device, page: u32) {
     };
     // It was a doorbell and nothing else, or its writes were not combined.
     state.copies = false;
-    if let (Some(_), Some(head)) = (open.until, open.bytes.first_chunk::<8>()) {
+    if let (Some(until), Some(head)) = (open.until, open.bytes.first_chunk::<8>()) {
+        release(device, page, until, head);
         doorbell::send_queue(device, page, head);
     }
 }
