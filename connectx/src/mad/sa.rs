@@ -68,9 +68,9 @@ const GROUP_COMPONENTS: Components = &[
     (7, group_record::pkey),
 ];
 /// What makes a new group (IBA 15.2.5.17, o15-0.2.3): Q_Key, traffic class, P_Key, service level, flow label.
-const CREATES: u64 = 1 << 2 | 1 << 6 | 1 << 7 | 1 << 12 | 1 << 13;
+const CREATES: u64 = (1 << 2) | (1 << 6) | (1 << 7) | (1 << 12) | (1 << 13);
 /// What every join and leave names: the group, the port, how.
-const JOINS: u64 = 1 << 0 | 1 << 1 | 1 << 16;
+const JOINS: u64 = (1 << 0) | (1 << 1) | (1 << 16);
 
 /// A multicast group.
 struct Group {
@@ -267,7 +267,7 @@ impl Administration {
         let group = &mut self.groups[index];
         for (bit, field) in [(2, group_record::qkey), (7, group_record::pkey)] {
             let same = field.get(wanted) == field.get(&group.record);
-            if mask & 1 << bit != 0 && !same {
+            if mask & (1 << bit) != 0 && !same {
                 return Err(Refused::Invalid);
             }
         }
@@ -357,7 +357,7 @@ fn complete(record: &mut [u8], mlid: u16, mtu: u64) {
 
 /// Whether a record has every component that the mask names.
 fn matches(mask: u64, wanted: &[u8], record: &[u8], components: Components) -> bool {
-    let named = |(bit, _): &&(u32, Field)| mask & 1 << bit != 0;
+    let named = |(bit, _): &&(u32, Field)| mask & (1 << bit) != 0;
     components.iter().filter(named).all(|(_, field)| {
         if field.width() > 64 {
             field.bytes(wanted) == field.bytes(record)
