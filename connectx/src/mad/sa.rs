@@ -496,7 +496,7 @@ mod tests {
         let devices = devices(3);
         let mut sa = Administration::default();
         let [source, destination] = [0, 2].map(|index: usize| devices[index].port.gid(0));
-        let ask = request(method::GET, PATH_RECORD, 1 << 2 | 1 << 3, |data| {
+        let ask = request(method::GET, PATH_RECORD, (1 << 2) | (1 << 3), |data| {
             path_record::dgid
                 .bytes_mut(data)
                 .copy_from_slice(&destination);
