@@ -243,6 +243,8 @@ impl Machine {
                     self.guests[side].hca.bar_placed(bar, address);
                 }
                 Event::Reset(kind) => self.restart(side, kind),
+                // The interrupt vectors are those of the vfio-user front end, which is not here.
+                Event::InterruptMask(_) => {}
             }
         }
     }

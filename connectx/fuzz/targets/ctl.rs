@@ -22,7 +22,11 @@ fn model() -> Model {
             let function: Arc<dyn Function> =
                 Arc::new(Hca::new(&fabric, HcaConfig::numbered(index)));
             let config = Arc::new(Mutex::new(function.config_space()));
-            Device { function, config }
+            Device {
+                function,
+                config,
+                vanish: Arc::default(),
+            }
         })
         .collect();
     Model { devices, referee }
