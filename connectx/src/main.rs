@@ -281,11 +281,14 @@ fn serve(
     let mut buses: Vec<Arc<Bus>> = Vec::new();
     for host in 0..hosts {
         for index in host * nics..(host + 1) * nics {
+            let HcaConfig {
+                name, lid, guid, ..
+            } = HcaConfig::numbered(index.into());
             let config = HcaConfig {
-                acs: nic.acs,
-                capabilities: nic.capabilities.clone(),
-                uar_reuse: nic.uar_reuse,
-                ..HcaConfig::numbered(index.into())
+                name,
+                lid,
+                guid,
+                ..nic.clone()
             };
             functions.push(Arc::new(Hca::new(&fabric, config)));
         }

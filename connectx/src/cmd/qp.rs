@@ -108,7 +108,7 @@ fn check_references(
 }
 
 /// Objects that a queue pair holds a reference to.
-pub(super) fn count(device: &mut Device, decoded: &Decoded, umems: &[u32], change: fn(u32) -> u32) {
+fn count(device: &mut Device, decoded: &Decoded, umems: &[u32], change: fn(u32) -> u32) {
     if let Some(pd) = device.pds.get_mut(decoded.pd) {
         pd.refs = change(pd.refs);
     }
@@ -223,6 +223,17 @@ pub(super) fn insert(device: &mut Device, qp: Qp, what: &'static str) -> Result<
     Ok(number)
 }
 
+/// Takes away a queue pair or send queue, and what refers to it.
+pub(super) fn remove(device: &mut Device, number: u32) {
+    if let Some(qp) = device.qps.remove(number) {
+        device.timers.forget(&qp);
+        count(device, &qp.decoded, &qp.umems, |refs| {
+            refs.saturating_sub(1)
+        });
+        device.multicast.retain(|(_, member)| *member != number);
+    }
+}
+
 /// The queue pair that a command names, if its user may.
 fn named<'a>(
     device: &'a mut Device,
@@ -240,13 +251,7 @@ fn named<'a>(
 
 pub(super) fn destroy_qp(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {
     let (qpn, _) = named(device, request)?;
-    if let Some(qp) = device.qps.remove(qpn) {
-        device.timers.forget(&qp);
-        count(device, &qp.decoded, &qp.umems, |refs| {
-            refs.saturating_sub(1)
-        });
-        device.multicast.retain(|(_, member)| *member != qpn);
-    }
+    remove(device, qpn);
     Ok(ok(16))
 }
 
@@ -338,7 +343,7 @@ fn check_values(command: u16, service: Service, given: &[u8]) -> Result<(), Reje
 }
 
 /// Both halves as they are in RESET: the queues start again from their first entry.
-fn reset(device: &mut Device, qpn: u32) {
+pub(super) fn reset(device: &mut Device, qpn: u32) {
     let Some(qp) = device.qps.get_mut(qpn) else {
         return;
     };

@@ -3,7 +3,7 @@
 //! NOPs, which is what mlx5_core's write-combining test asks of it.
 
 use super::caps::Capabilities;
-use super::qp::{check_sender, count, insert};
+use super::qp::{check_sender, insert, remove, reset};
 use super::{PRM, Placement, Reject, Reply, Request, ok, ok_object, place, place_dbr, when};
 use crate::engine;
 use crate::engine::requester::Requester;
@@ -158,10 +158,7 @@ pub(super) fn modify_sq(device: &mut Device, request: &Request<'_>) -> Result<Re
             qp.state = State::ReadyToSend;
             qp.requester.start(0, &qp.decoded);
         }
-        (ERROR, RESET) => {
-            qp.state = State::Reset;
-            qp.requester = Requester::default();
-        }
+        (ERROR, RESET) => reset(device, sqn),
         (RESET | READY, ERROR) => engine::to_error(device, sqn),
         (RESET, RESET) | (READY, READY) => {}
         _ => return bad("state", to, "RST to RDY, either to ERR, and ERR to RST"),
@@ -171,11 +168,7 @@ pub(super) fn modify_sq(device: &mut Device, request: &Request<'_>) -> Result<Re
 
 pub(super) fn destroy_sq(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {
     let (sqn, _) = named(device, request)?;
-    if let Some(qp) = device.qps.remove(sqn) {
-        count(device, &qp.decoded, &qp.umems, |refs| {
-            refs.saturating_sub(1)
-        });
-    }
+    remove(device, sqn);
     Ok(ok(16))
 }
 
