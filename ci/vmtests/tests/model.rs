@@ -12,8 +12,8 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use ibgda_vmtests::tools::{ctl, model_counter};
 use memmap2::{MmapOptions, MmapRaw};
-use serde_json::Value;
 
 /// For what must happen; much longer than it takes.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -144,11 +144,7 @@ impl Machine {
 
     /// A counter of the model's.
     fn count(&self, function: &str, counter: &str) -> Result<u64> {
-        let answer = ctl(&["counts", function])?;
-        let row = &answer["functions"][0];
-        row[counter]
-            .as_u64()
-            .with_context(|| format!("no counter {counter} in {row}"))
+        model_counter(function, counter)
     }
 
     /// Objects of a NIC's, by kind. Keys that mlx5_ib keeps for later are free, and no one's.
@@ -183,15 +179,6 @@ fn passed(what: &str, output: &Output) -> Result<()> {
         String::from_utf8_lossy(&output.stderr)
     );
     Ok(())
-}
-
-fn ctl(args: &[&str]) -> Result<Value> {
-    let output = Command::new("connectx")
-        .args(["ctl", "--json"])
-        .args(args)
-        .output()?;
-    passed(&format!("connectx ctl {args:?}"), &output)?;
-    Ok(serde_json::from_slice(&output.stdout)?)
 }
 
 /// Makes the kernel believe that a device has reported an error (`struct aer_error_inj`, drivers/pci/pcie/aer_inject.c).

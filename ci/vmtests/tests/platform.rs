@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use ibgda_vmtests::machine::{self, Bdf};
+use ibgda_vmtests::tools::{ctl, model_counter};
 use serde_json::Value;
 
 /// For what must happen; much longer than it takes, and than the driver's own patience with a device (60 s).
@@ -137,21 +138,9 @@ fn wait(what: &str, mut done: impl FnMut() -> bool) -> Result<()> {
     Ok(())
 }
 
-fn ctl(args: &[&str]) -> Result<Value> {
-    let output = Command::new("connectx")
-        .args(["ctl", "--json"])
-        .args(args)
-        .output()?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "connectx ctl {args:?}: {said}");
-    Ok(serde_json::from_slice(&output.stdout)?)
-}
-
 /// A counter of the model's first NIC.
 fn count(counter: &str) -> Result<u64> {
-    let answer = ctl(&["counts", "nic0"])?;
-    let value = answer["functions"][0][counter].as_u64();
-    value.with_context(|| format!("no counter {counter} in {answer}"))
+    model_counter("nic0", counter)
 }
 
 fn sent() -> Result<u64> {
