@@ -1,11 +1,20 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The subnet as infiniband-diags sees it: the ports' agents, by MAD_IFC and across the wire, and the subnet manager's
-//! answers.
+//! answers; and as IP over InfiniBand and the connection manager use it.
 //!
 //! vm: --nics 2 --gpus 0 --no-ibgda
 
-use anyhow::{Result, ensure};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use anyhow::{Context as _, Result, ensure};
 use ibgda_vmtests::tools::{Place, ctl, wait};
+
+/// The tests look at the ports' counters and cut their links: one at a time.
+static TURN: Mutex<()> = Mutex::new(());
+
+fn turn() -> MutexGuard<'static, ()> {
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Runs a tool; its output, with runs of dots made one blank.
 fn said(words: &[&str]) -> Result<String> {
@@ -34,6 +43,7 @@ fn port(device: &str, file: &str) -> Result<String> {
 
 #[test]
 fn a_port_tells_of_itself() -> Result<()> {
+    let _turn = turn();
     let guid = port("mlx5_0", "gids/0")?;
     ensure!(guid.starts_with("fe80:"), "{guid}");
     says(
@@ -66,6 +76,7 @@ fn a_port_tells_of_itself() -> Result<()> {
 
 #[test]
 fn a_port_tells_of_itself_across_the_wire() -> Result<()> {
+    let _turn = turn();
     says(&["smpquery", "nodedesc", "2"], &["ConnectX model nic1"])?;
     says(
         &["smpquery", "portinfo", "2", "1"],
@@ -77,6 +88,7 @@ fn a_port_tells_of_itself_across_the_wire() -> Result<()> {
 
 #[test]
 fn counters_of_a_port_move_and_can_be_cleared() -> Result<()> {
+    let _turn = turn();
     // The question itself goes over the wire.
     says(&["perfquery", "-x", "1", "1"], &["PortSelect: 1"])?;
     let sent = || -> Result<u64> { Ok(port("mlx5_0", "counters/port_xmit_packets")?.parse()?) };
@@ -98,6 +110,7 @@ fn counters_of_a_port_move_and_can_be_cleared() -> Result<()> {
 
 #[test]
 fn the_subnet_manager_knows_nodes_paths_and_groups() -> Result<()> {
+    let _turn = turn();
     says(
         &["saquery"],
         &[
@@ -121,6 +134,7 @@ fn the_subnet_manager_knows_nodes_paths_and_groups() -> Result<()> {
 /// A port that is down is in no path.
 #[test]
 fn the_subnet_manager_knows_what_is_down() -> Result<()> {
+    let _turn = turn();
     ctl(&["link", "nic1", "down"])?;
     let nodes = said(&["saquery"]);
     ctl(&["link", "nic1", "up"])?;
@@ -129,5 +143,75 @@ fn the_subnet_manager_knows_what_is_down() -> Result<()> {
     })?;
     let nodes = nodes?;
     ensure!(nodes.contains("nic0") && !nodes.contains("nic1"), "{nodes}");
+    Ok(())
+}
+
+/// One interface in each of two network namespaces: what is sent from one to the other goes over the wire.
+struct Interfaces;
+
+impl Interfaces {
+    const NAMES: [&'static str; 2] = ["a", "b"];
+    const ADDRESSES: [&'static str; 2] = ["10.78.0.1", "10.78.0.2"];
+
+    fn new() -> Result<Self> {
+        said(&["modprobe", "ib_ipoib"])?;
+        for (index, (name, address)) in Self::NAMES.into_iter().zip(Self::ADDRESSES).enumerate() {
+            let device = format!("/sys/class/infiniband/mlx5_{index}/device/net");
+            let mut found = std::fs::read_dir(&device)?;
+            let link = found.next().context(device)??.file_name();
+            let link = link.to_string_lossy();
+            said(&["ip", "netns", "add", name])?;
+            said(&["ip", "link", "set", &link, "netns", name])?;
+            let address = format!("{address}/24");
+            said(&["ip", "-n", name, "address", "add", &address, "dev", &link])?;
+            said(&["ip", "-n", name, "link", "set", &link, "up"])?;
+            wait("the broadcast group", || {
+                Ok(said(&["ip", "-n", name, "link", "show", &link])?.contains("LOWER_UP"))
+            })?;
+        }
+        Ok(Self)
+    }
+}
+
+impl Drop for Interfaces {
+    fn drop(&mut self) {
+        for name in Self::NAMES {
+            // The interfaces go back to the first namespace.
+            let _ = Place::Here.run(&["ip", "netns", "delete", name]);
+        }
+    }
+}
+
+#[test]
+fn ip_and_the_connection_manager_go_over_the_wire() -> Result<()> {
+    let _turn = turn();
+    let kernel_said =
+        |words: &str| -> Result<usize> { Ok(said(&["dmesg"])?.matches(words).count()) };
+    let _interfaces = Interfaces::new()?;
+    let [here, there] = Interfaces::NAMES;
+    let [_, address] = Interfaces::ADDRESSES;
+    said(&[
+        "ip", "netns", "exec", here, "busybox", "ping", "-c", "3", "-W", "10", address,
+    ])?;
+    // Packets of IP as large as the interface takes, and a group of which only the sender is a member.
+    said(&[
+        "ip", "netns", "exec", here, "busybox", "ping", "-c", "1", "-s", "1900", address,
+    ])?;
+    for program in ["ib_write_bw", "ib_send_lat"] {
+        let line = |namespace: &str, device: &str| {
+            format!("ip netns exec {namespace} {program} -F -R -n 50 -d {device}")
+        };
+        let server = line(there, "mlx5_1");
+        let server = Place::Here.spawn(&server.split(' ').collect::<Vec<_>>());
+        let client = format!("{} {address}", line(here, "mlx5_0"));
+        let client: Vec<&str> = client.split(' ').collect();
+        wait("the server", || {
+            Ok(server.has_ended() || Place::Here.run(&client)?.ok())
+        })?;
+        server.end()?.passed()?;
+    }
+    // ib_cm compares what the receive CQEs say with what the subnet manager said.
+    ensure!(kernel_said("different BTH P_Key")? == 0);
+    ensure!(kernel_said("join failed")? == 0);
     Ok(())
 }

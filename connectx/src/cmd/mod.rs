@@ -292,6 +292,7 @@ const COMMANDS: &[Command] = commands! {
     DETACH_FROM_MCG,          32 / 8,    Initialised, user   => multicast::detach;
     MAD_IFC,                  272 / 272, Initialised, driver => mad::mad_ifc;
     QUERY_HCA_VPORT_CONTEXT,  16 / 528,  Initialised, user   => vport::query_context;
+    MODIFY_HCA_VPORT_CONTEXT, 528 / 8,   Initialised, driver => vport::modify_context;
     QUERY_HCA_VPORT_GID,      16 / 32,   Initialised, driver => vport::query_gid;
     QUERY_HCA_VPORT_PKEY,     16 / 20,   Initialised, driver => vport::query_pkey;
 };

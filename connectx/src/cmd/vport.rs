@@ -3,12 +3,12 @@
 
 use super::{Reject, Reply, Request, ok};
 use crate::ifc::command::{
-    query_hca_vport_context_out, query_hca_vport_gid_in, query_hca_vport_gid_out,
-    query_hca_vport_pkey_in, query_hca_vport_pkey_out,
+    modify_hca_vport_context_in, query_hca_vport_context_out, query_hca_vport_gid_in,
+    query_hca_vport_gid_out, query_hca_vport_pkey_in, query_hca_vport_pkey_out,
 };
 use crate::ifc::context::hca_vport_context as port;
 use crate::objects::device::Device;
-use crate::wire::port::{CAP_MASK, GIDS, PKEYS, SM_LID};
+use crate::wire::port::{CHANGEABLE_CAPS, GIDS, PKEYS, SM_LID};
 
 /// All entries of a table.
 const ALL: u64 = 0xffff;
@@ -24,7 +24,8 @@ pub(super) fn query_context(device: &mut Device, _: &Request<'_>) -> Result<Repl
         (port::system_image_guid, device.port.guid),
         (port::port_guid, device.port.guid),
         (port::node_guid, device.port.guid),
-        (port::cap_mask1, CAP_MASK),
+        (port::cap_mask1, device.port.cap_mask.into()),
+        (port::cap_mask1_field_select, CHANGEABLE_CAPS.into()),
         (port::lid, u64::from(device.port.lid)),
         (port::subnet_timeout, 18),
         (port::sm_lid, u64::from(SM_LID)),
@@ -33,6 +34,36 @@ pub(super) fn query_context(device: &mut Device, _: &Request<'_>) -> Result<Repl
         field.set(context, value);
     }
     Ok(out)
+}
+
+pub(super) fn modify_context(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {
+    use modify_hca_vport_context_in::{hca_vport_context, other_vport, vport_number};
+    for (field, name) in [(other_vport, "other_vport"), (vport_number, "vport_number")] {
+        let value = field.get(request.input);
+        if value != 0 {
+            return Err(Reject::param(name, value, "0, a function's own port"));
+        }
+    }
+    let context = hca_vport_context.bytes(request.input);
+    let what = port::field_select.get(context);
+    if what != 0 {
+        return Err(Reject::param(
+            "field_select",
+            what,
+            "0: GUIDs and state are for other functions' ports",
+        ));
+    }
+    let select = port::cap_mask1_field_select.get(context) as u32;
+    if select & !CHANGEABLE_CAPS != 0 {
+        return Err(Reject::param(
+            "cap_mask1_field_select",
+            select,
+            "bits of what QUERY_HCA_VPORT_CONTEXT says there",
+        ));
+    }
+    let caps = port::cap_mask1.get(context) as u32;
+    device.port.cap_mask = (device.port.cap_mask & !select) | (caps & select);
+    Ok(ok(8))
 }
 
 pub(super) fn query_gid(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {

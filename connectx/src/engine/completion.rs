@@ -218,7 +218,7 @@ pub struct Source {
     pub qpn: u32,
     pub sl: u8,
     pub grh: bool,
-    pub pkey_index: u16,
+    pub pkey: u16,
 }
 
 /// What a completion queue entry says.
@@ -280,7 +280,10 @@ impl Completion {
             cqe::rqpn.set(&mut entry, u64::from(source.qpn));
             cqe::sl.set(&mut entry, u64::from(source.sl));
             cqe::grh.set(&mut entry, u64::from(source.grh));
-            cqe::imm.set(&mut entry, u64::from(self.immediate));
+            // The field is imm_inval_pkey: without the first two it holds the third, from which ib_cm has its partition.
+            if self.opcode == cqe_opcode::RESP_SEND {
+                cqe::imm.set(&mut entry, u64::from(source.pkey));
+            }
         }
         entry
     }

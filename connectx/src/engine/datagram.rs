@@ -86,7 +86,7 @@ pub(super) fn receive(device: &mut Device, qp: &mut Qp, packet: &Packet, data: D
         qpn: deth.source_qpn,
         sl: packet.sl,
         grh: packet.grh.is_some(),
-        pkey_index: 0,
+        pkey: packet.pkey,
     });
     if !deliver(device, qp, &receive, entry) {
         completing::enter_error(device, qp, Some(kind::WQ_CATAS_ERROR));

@@ -19,7 +19,7 @@ use crate::objects::table::Reuse;
 use crate::pci::ConfigSpace;
 use crate::platform::{Dma, Function, Interrupts, ResetKind};
 use crate::wire::Fabric;
-use crate::wire::port::{Link, Port, PortState};
+use crate::wire::port::Port;
 use init_segment::{Health, InitSegment};
 
 pub use crate::hca_config::MSIX_VECTORS;
@@ -76,13 +76,7 @@ pub struct Hca {
 impl Hca {
     /// Makes a function and plugs its port into a fabric.
     pub fn new(fabric: &Arc<Fabric>, config: HcaConfig) -> Self {
-        let port = Port {
-            lid: config.lid,
-            guid: config.guid,
-            state: PortState::Active,
-            link: Link::default(),
-            counted_from: Default::default(),
-        };
+        let port = Port::new(config.lid, config.guid);
         let mut device = Device::new(config.name.clone(), port, fabric.referee());
         device.caps = config.capabilities.clone();
         device.power_on_caps = config.capabilities;

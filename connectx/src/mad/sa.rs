@@ -31,8 +31,11 @@ const ACTIVE: u64 = 1;
 const FIRST: u64 = 2;
 const LAST: u64 = 4;
 
-/// "Exactly" in the selectors of MTU, rate and lifetime.
+/// The selectors of MTU, rate and lifetime (IBA 15.2.5.16).
+const GREATER: u64 = 0;
+const LESS: u64 = 1;
 const EXACTLY: u64 = 2;
+const LARGEST: u64 = 3;
 /// 4096 and 2048 bytes.
 const MTU_4096: u64 = 5;
 const MTU_2048: u64 = 4;
@@ -45,8 +48,9 @@ const IPOIB_QKEY: u64 = 0x0b1b;
 const IPOIB_MGID: [u8; 16] = [
     0xff, 0x12, 0x40, 0x1b, 0xff, 0xff, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff,
 ];
-/// Full member (IBA 15.2.5.17).
+/// Full member, and one that only sends (IBA 15.2.5.17): either may make a group.
 const FULL_MEMBER: u64 = 1;
+const SEND_ONLY_FULL_MEMBER: u64 = 8;
 
 /// The components that a query may name: bit of the mask, field.
 type Components = &'static [(u32, Field)];
@@ -93,7 +97,7 @@ impl Default for Administration {
         group_record::mgid
             .bytes_mut(&mut record)
             .copy_from_slice(&IPOIB_MGID);
-        complete(&mut record, FIRST_MLID, MTU_2048);
+        complete(&mut record, FIRST_MLID, MTU_2048, RATE);
         group_record::qkey.set(&mut record, IPOIB_QKEY);
         group_record::pkey.set(&mut record, DEFAULT_PKEY.into());
         let broadcast = Group {
@@ -250,14 +254,16 @@ impl Administration {
                 if mask & CREATES != CREATES {
                     return Err(Refused::InsufficientComponents);
                 }
-                if group_record::mgid.bytes(wanted)[0] != 0xff || state & FULL_MEMBER == 0 {
+                if group_record::mgid.bytes(wanted)[0] != 0xff
+                    || state & (FULL_MEMBER | SEND_ONLY_FULL_MEMBER) == 0
+                {
                     return Err(Refused::Invalid);
                 }
                 if self.groups.len() >= MAX_GROUPS {
                     return Err(Refused::NoResources);
                 }
                 self.groups.push(Group {
-                    record: self.new_record(wanted),
+                    record: self.new_record(mask, wanted)?,
                     members: Vec::new(),
                     permanent: false,
                 });
@@ -289,18 +295,32 @@ impl Administration {
         Ok(record)
     }
 
-    fn new_record(&self, wanted: &[u8]) -> Vec<u8> {
+    fn new_record(&self, mask: u64, wanted: &[u8]) -> Result<Vec<u8>, Refused> {
         let used = |mlid: u16| {
             let mut groups = self.groups.iter();
             groups.any(|group| group_record::mlid.get(&group.record) == u64::from(mlid))
         };
+        let mtu = chosen(
+            mask,
+            wanted,
+            (4, group_record::mtu_selector),
+            (5, group_record::mtu),
+            MTU_4096,
+        )?;
+        let rate = chosen(
+            mask,
+            wanted,
+            (8, group_record::rate_selector),
+            (9, group_record::rate),
+            RATE,
+        )?;
         // There are fewer groups than LIDs.
         let mlid = (FIRST_MLID..0xfffe).find(|&mlid| !used(mlid));
         let mut record = wanted[..group_record::SIZE].to_vec();
         group_record::port_gid.bytes_mut(&mut record).fill(0);
         group_record::join_state.set(&mut record, 0);
-        complete(&mut record, mlid.unwrap_or(FIRST_MLID), MTU_4096);
-        record
+        complete(&mut record, mlid.unwrap_or(FIRST_MLID), mtu, rate);
+        Ok(record)
     }
 
     /// Takes the port that asks out of a group.
@@ -340,14 +360,37 @@ fn member(own: &Port, mask: u64, wanted: &[u8]) -> Result<([u8; 16], u64), Refus
     Ok((gid, state))
 }
 
+/// The MTU or rate of a new group: the most that all ports can do, or what the request's selector leaves of it (IBA
+/// 15.2.5.17). IPoIB wants those of its broadcast group exactly, and the kernel compares.
+fn chosen(
+    mask: u64,
+    wanted: &[u8],
+    (selector_bit, selector): (u32, Field),
+    (value_bit, value): (u32, Field),
+    most: u64,
+) -> Result<u64, Refused> {
+    let named = (1 << selector_bit) | (1 << value_bit);
+    if mask & named != named {
+        return Ok(most);
+    }
+    let value = value.get(wanted);
+    match selector.get(wanted) {
+        GREATER if value < most => Ok(most),
+        LESS if value > 1 => Ok(most.min(value - 1)),
+        EXACTLY if (1..=most).contains(&value) => Ok(value),
+        LARGEST => Ok(most),
+        _ => Err(Refused::Invalid),
+    }
+}
+
 /// What the subnet manager decides about a group.
-fn complete(record: &mut [u8], mlid: u16, mtu: u64) {
+fn complete(record: &mut [u8], mlid: u16, mtu: u64, rate: u64) {
     for (field, value) in [
         (group_record::mlid, mlid.into()),
         (group_record::mtu_selector, EXACTLY),
         (group_record::mtu, mtu),
         (group_record::rate_selector, EXACTLY),
-        (group_record::rate, RATE),
+        (group_record::rate, rate),
         (group_record::packet_life_time_selector, EXACTLY),
         (group_record::packet_life_time, LIFE_TIME),
     ] {
@@ -584,6 +627,48 @@ mod tests {
                 Refused::NoResources as u64
             };
             assert_eq!(status(&made), wanted, "group {index}");
+        }
+    }
+
+    #[test]
+    fn a_new_group_has_the_mtu_and_the_rate_that_its_maker_asks_for() {
+        let devices = devices(1);
+        let mut sa = Administration::default();
+        let gid = devices[0].port.gid(0);
+        let mtu = MTU_4096;
+        for (index, (selector, wanted, made)) in [
+            (EXACTLY, MTU_2048, Some(MTU_2048)),
+            (EXACTLY, mtu + 1, None),
+            (LESS, mtu, Some(MTU_2048)),
+            (LESS, 1, None),
+            (GREATER, MTU_2048, Some(mtu)),
+            (GREATER, mtu, None),
+            (LARGEST, 0, Some(mtu)),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let mask = JOINS | CREATES | (1 << 4) | (1 << 5) | (1 << 8) | (1 << 9);
+            let request = request(method::SET, MC_MEMBER_RECORD, mask, |data| {
+                let mgid = [0xff, 0x12, index as u8];
+                group_record::mgid.bytes_mut(data)[..3].copy_from_slice(&mgid);
+                group_record::port_gid.bytes_mut(data).copy_from_slice(&gid);
+                group_record::join_state.set(data, 1);
+                group_record::mtu_selector.set(data, selector);
+                group_record::mtu.set(data, wanted);
+                group_record::rate_selector.set(data, EXACTLY);
+                group_record::rate.set(data, 3);
+            });
+            let answer = sa.answer(&devices, 0, &request).remove(0);
+            let record = mad::sa_data.bytes(&answer);
+            match made {
+                Some(made) => {
+                    assert_eq!(status(&answer), 0, "{selector} {wanted}");
+                    assert_eq!(group_record::mtu.get(record), made, "{selector} {wanted}");
+                    assert_eq!(group_record::rate.get(record), 3);
+                }
+                None => assert_eq!(status(&answer), Refused::Invalid as u64),
+            }
         }
     }
 

@@ -4,7 +4,7 @@
 use super::{Refused, method};
 use crate::ifc::mad::{mad, node_info, port_info};
 use crate::objects::device::Device;
-use crate::wire::port::{CAP_MASK, DEVICE_ID, GIDS, PKEYS, Port, SM_LID, SUBNET_PREFIX};
+use crate::wire::port::{DEVICE_ID, GIDS, PKEYS, Port, SM_LID, SUBNET_PREFIX};
 
 #[allow(missing_docs)]
 pub const NODE_DESCRIPTION: u16 = 0x10;
@@ -119,7 +119,7 @@ pub(super) fn port(port: &Port) -> Vec<u8> {
         (port_info::gid_prefix, SUBNET_PREFIX),
         (port_info::lid, u64::from(port.lid)),
         (port_info::master_sm_lid, u64::from(SM_LID)),
-        (port_info::capability_mask, CAP_MASK),
+        (port_info::capability_mask, port.cap_mask.into()),
         (port_info::local_port_num, 1),
         (port_info::link_width_enabled, WIDTH),
         (port_info::link_width_supported, WIDTH),

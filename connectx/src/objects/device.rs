@@ -22,7 +22,7 @@ use crate::fault::Faults;
 use crate::log::{Referee, Refusal};
 use crate::platform::{Dma, DmaFault, Interrupts};
 use crate::wire::packet::Packet;
-use crate::wire::port::Port;
+use crate::wire::port::{CAP_MASK, Port};
 
 /// Pages of the BAR that device memory lies in.
 pub const MEMIC_PAGES: std::ops::Range<u32> = 0x10..FIRST_UAR;
@@ -369,6 +369,7 @@ impl Device {
         self.phase = Phase::Disabled;
         self.issi = 0;
         self.caps = self.power_on_caps.clone();
+        self.port.cap_mask = CAP_MASK;
         self.pages.clear();
         self.uctxs.clear();
         self.uars.clear();
@@ -491,18 +492,10 @@ impl Device {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::port::{Link, PortState};
 
     #[test]
     fn every_counter_is_explained() {
-        let port = Port {
-            lid: 1,
-            guid: 1,
-            state: PortState::Active,
-            link: Link::default(),
-            counted_from: Default::default(),
-        };
-        let device = Device::new("nic0".into(), port, Referee::in_memory());
+        let device = Device::new("nic0".into(), Port::test(), Referee::in_memory());
         let text = include_str!("../../../docs/connectx-control.md");
         for (name, _) in device.counts() {
             assert!(text.contains(&format!("`{name}`")), "{name} is not in docs");

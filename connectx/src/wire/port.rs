@@ -23,7 +23,10 @@ pub const SM_LID: u16 = 0x0800;
 pub const DEVICE_ID: u16 = 0x101b;
 /// CapabilityMask of a port that a subnet manager has configured: automatic migration, LED, traps, SL mapping, extended
 /// speeds, client reregistration, system image GUID, communication management, notices. Bit 1, "is SM", is clear.
-pub const CAP_MASK: u64 = 0x0251_4a68;
+pub const CAP_MASK: u32 = 0x0251_4a68;
+/// What of it says which agents the driver's side has (IBA 14.2.5.6): a subnet manager, communication management, SNMP
+/// tunneling, device management, a vendor class. `ib_cm` does not take a device that refuses the second of them.
+pub const CHANGEABLE_CAPS: u32 = (1 << 1) | (1 << 16) | (1 << 17) | (1 << 19) | (1 << 20);
 /// Entries in the GID table (encoding 0 in the capabilities).
 pub const GIDS: usize = 8;
 /// Entries in the P_Key table (encoding 0 in the capabilities).
@@ -40,6 +43,8 @@ pub struct Port {
     pub guid: u64,
     /// State.
     pub state: PortState,
+    /// CapabilityMask, of which drivers may change [`CHANGEABLE_CAPS`].
+    pub cap_mask: u32,
     /// What the link does to packets that the port sends.
     pub link: Link,
     /// Where the port's counters began when they were last cleared.
@@ -78,16 +83,22 @@ impl Link {
 }
 
 impl Port {
-    /// A port for tests of parts that do not care.
-    #[cfg(test)]
-    pub fn test() -> Self {
+    /// An active port.
+    pub fn new(lid: u16, guid: u64) -> Self {
         Self {
-            lid: 1,
-            guid: 0x1122_3344_5566_7788,
+            lid,
+            guid,
             state: PortState::Active,
+            cap_mask: CAP_MASK,
             link: Link::default(),
             counted_from: Traffic::default(),
         }
+    }
+
+    /// A port for tests of parts that do not care.
+    #[cfg(test)]
+    pub fn test() -> Self {
+        Self::new(1, 0x1122_3344_5566_7788)
     }
 
     /// The GID at `index`; only the first entry is set.

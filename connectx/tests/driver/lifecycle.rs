@@ -203,3 +203,33 @@ fn capabilities_that_the_device_does_not_have_are_zeros_in_groups_that_firmware_
     assert!(out.iter().all(|byte| *byte == 0));
     assert_ne!(status(&query(&mut guest, 0x7f)), 0);
 }
+
+#[test]
+fn a_port_announces_the_agents_that_its_driver_says_it_has() {
+    use command::{modify_hca_vport_context_in as modify, query_hca_vport_context_out as query};
+    use connectx::ifc::context::hca_vport_context as port;
+    const CM: u64 = 1 << 16;
+    let caps = |guest: &mut Guest| {
+        let out = guest.ok(input(opcode::QUERY_HCA_VPORT_CONTEXT, 16), query::SIZE);
+        let context = query::hca_vport_context.bytes(&out);
+        assert!(port::cap_mask1_field_select.get(context) & CM != 0);
+        port::cap_mask1.get(context)
+    };
+    let mut guest = guests(1).remove(0);
+    let before = caps(&mut guest);
+    for (select, value, wanted, result) in [
+        (CM, 0, before & !CM, 0),
+        (1 << 19, !0, before & !CM | 1 << 19, 0),
+        // Automatic migration is not the driver's to say.
+        (1 << 3, 0, before & !CM | 1 << 19, 0x03),
+        (CM, CM, before | CM | 1 << 19, 0),
+    ] {
+        let mut bytes = input(opcode::MODIFY_HCA_VPORT_CONTEXT, modify::SIZE);
+        let context = modify::hca_vport_context.bytes_mut(&mut bytes);
+        port::cap_mask1_field_select.set(context, select);
+        port::cap_mask1.set(context, value & 0xffff_ffff);
+        let out = guest.command(bytes, 8);
+        assert_eq!(status(&out), result, "{select:#x}");
+        assert_eq!(caps(&mut guest), wanted);
+    }
+}
