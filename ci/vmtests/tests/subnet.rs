@@ -91,6 +91,9 @@ fn counters_of_a_port_move_and_can_be_cleared() -> Result<()> {
     let _turn = turn();
     // The question itself goes over the wire.
     says(&["perfquery", "-x", "1", "1"], &["PortSelect: 1"])?;
+    // Of whatever port the LID is.
+    says(&["perfquery", "-x", "2"], &["PortXmitPkts", "PortRcvData"])?;
+    says(&["perfquery", "2"], &["PortXmitPkts", "PortXmitDiscards"])?;
     let sent = || -> Result<u64> { Ok(port("mlx5_0", "counters/port_xmit_packets")?.parse()?) };
     let before = sent()?;
     said(&["smpquery", "nodeinfo", "2"])?;

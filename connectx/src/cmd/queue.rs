@@ -190,6 +190,8 @@ fn deliver(device: &mut Device, at: u64, head: &[u8]) -> Result<(), Delivery> {
         return Err(Delivery::OutputLength);
     }
     let input = gather(device, head, input_len, token)?;
+    // Whoever could not learn what a command did must find that it did nothing.
+    let mailboxes = output_mailboxes(device, at, head, output_len)?;
     let request = Request {
         input: &input,
         output_len,
@@ -203,7 +205,7 @@ fn deliver(device: &mut Device, at: u64, head: &[u8]) -> Result<(), Delivery> {
     );
     let mut output = execute(device, &request);
     output.resize(output_len, 0);
-    scatter(device, at, head, &output, token)
+    scatter(device, at, &mailboxes, &output, token)
 }
 
 /// Reads the input from the entry and its mailboxes.
@@ -229,28 +231,43 @@ fn gather(device: &Device, head: &[u8], len: usize, token: u8) -> Result<Vec<u8>
     Ok(input)
 }
 
+/// Finds the mailboxes for an output and that they, and the entry, can be written.
+fn output_mailboxes(
+    device: &Device,
+    at: u64,
+    head: &[u8],
+    len: usize,
+) -> Result<Vec<u64>, Delivery> {
+    device.host.write(at + entry::OUTPUT, &[0; entry::INLINE])?;
+    let count = len.saturating_sub(entry::INLINE).div_ceil(block::DATA);
+    let mut mailboxes = Vec::with_capacity(count);
+    let mut next = entry::OUTPUT_MAILBOX.get(head);
+    let mut mailbox = [0; block::SIZE];
+    for _ in 0..count {
+        if next == 0 || next % block::ALIGNMENT != 0 {
+            return Err(Delivery::OutputAlignment);
+        }
+        device.host.read(next, &mut mailbox)?;
+        device.host.write(next, &mailbox)?;
+        mailboxes.push(next);
+        next = block::NEXT.get(&mailbox);
+    }
+    Ok(mailboxes)
+}
+
 /// Writes the output to the entry and its mailboxes.
 fn scatter(
     device: &Device,
     at: u64,
-    head: &[u8],
+    mailboxes: &[u64],
     output: &[u8],
     token: u8,
 ) -> Result<(), Delivery> {
     let (inline, rest) = output.split_at(output.len().min(entry::INLINE));
     device.host.write(at + entry::OUTPUT, inline)?;
-    let mut next = entry::OUTPUT_MAILBOX.get(head);
-    for data in rest.chunks(block::DATA) {
-        if next == 0 || next % block::ALIGNMENT != 0 {
-            return Err(Delivery::OutputAlignment);
-        }
-        device.host.write(next, data)?;
-        device.host.write(next + block::TOKEN_AT, &[token])?;
-        let mut link = [0; 8];
-        device
-            .host
-            .read(next + block::NEXT.offset() as u64, &mut link)?;
-        next = u64::from_be_bytes(link);
+    for (mailbox, data) in mailboxes.iter().zip(rest.chunks(block::DATA)) {
+        device.host.write(*mailbox, data)?;
+        device.host.write(mailbox + block::TOKEN_AT, &[token])?;
     }
     Ok(())
 }

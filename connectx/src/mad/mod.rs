@@ -222,8 +222,23 @@ mod tests {
             mad::method.set(&mut request, u64::from(method));
             mad::attribute_id.set(&mut request, pma::PORT_COUNTERS.into());
             let data = mad::data.bytes_mut(&mut request);
-            port_counters::port_select.set(data, 1);
             port_counters::counter_select.set(data, 0xffff);
+            for (port, status) in [(2, Refused::Value as u64), (0xff, 0), (0, 0), (1, 0)] {
+                let mut request = request.clone();
+                // Clearing comes last.
+                if port != 1 {
+                    mad::method.set(&mut request, method::GET.into());
+                }
+                let data = mad::data.bytes_mut(&mut request);
+                port_counters::port_select.set(data, port);
+                for attribute in [pma::PORT_COUNTERS, pma::PORT_COUNTERS_EXTENDED] {
+                    mad::attribute_id.set(&mut request, attribute.into());
+                    let answer = agent(device, &request).unwrap();
+                    assert_eq!(mad::status.get(&answer), status, "port {port}");
+                }
+            }
+            let data = mad::data.bytes_mut(&mut request);
+            port_counters::port_select.set(data, 1);
             let answer = agent(device, &request).unwrap();
             assert_eq!(mad::status.get(&answer), 0);
             let data = mad::data.bytes(&answer);

@@ -14,6 +14,9 @@ pub const PORT_COUNTERS_EXTENDED: u16 = 0x1d;
 
 /// All ports.
 const ALL_PORTS: u64 = 0xff;
+/// The port that was asked: `perfquery LID` selects none. mlx5_ib, where it answers itself, does not look at the selection
+/// at all (mad.c, `process_pma_cmd`).
+const THIS_PORT: u64 = 0;
 /// PortCountersExtended is there, without those that tell unicast from multicast packets (IBA 16.1.3.1).
 const CAPABILITIES: u64 = 1 << 10;
 /// Data is counted in words.
@@ -81,7 +84,7 @@ pub(super) fn answer(device: &mut Device, request: &mut [u8]) -> Result<(), Refu
         port_counters::port_select.get(data),
         port_counters::counter_select.get(data),
     );
-    if port != 1 && port != ALL_PORTS {
+    if !matches!(port, 1 | THIS_PORT | ALL_PORTS) {
         return Err(Refused::Value);
     }
     let total = Traffic::total(&device.counters);

@@ -76,12 +76,20 @@ const CREATES: u64 = (1 << 2) | (1 << 6) | (1 << 7) | (1 << 12) | (1 << 13);
 /// What every join and leave names: the group, the port, how.
 const JOINS: u64 = (1 << 0) | (1 << 1) | (1 << 16);
 
+/// A port in a group.
+struct Member {
+    gid: [u8; 16],
+    /// How it has joined.
+    state: u64,
+    /// Resets of its function before that: one more, and it has forgotten that it is a member.
+    resets: u64,
+}
+
 /// A multicast group.
 struct Group {
     /// MCMemberRecord without a port.
     record: Vec<u8>,
-    /// GIDs of ports and how they have joined.
-    members: Vec<([u8; 16], u64)>,
+    members: Vec<Member>,
     /// It stays without members.
     permanent: bool,
 }
@@ -122,6 +130,7 @@ impl Administration {
         if asked & method::RESPONSE != 0 || segment || devices.get(from).is_none() {
             return Vec::new();
         }
+        self.sweep(devices);
         let records = match (
             mad::mgmt_class.get(&answer) as u8,
             mad::class_version.get(&answer),
@@ -214,9 +223,10 @@ impl Administration {
                     select(GROUP_COMPONENTS, records.collect()),
                 )
             }
-            (MC_MEMBER_RECORD, method::SET) => {
-                (group_record::SIZE, vec![self.join(own, mask, wanted)?])
-            }
+            (MC_MEMBER_RECORD, method::SET) => (
+                group_record::SIZE,
+                vec![self.join(&devices[from], mask, wanted)?],
+            ),
             (MC_MEMBER_RECORD, method::DELETE) => {
                 (group_record::SIZE, vec![self.leave(own, mask, wanted)?])
             }
@@ -239,6 +249,19 @@ impl Administration {
         Ok((len, found))
     }
 
+    /// Drops the memberships of ports that have been reset since, as a subnet manager does that sees their links go down.
+    fn sweep(&mut self, devices: &[Device]) {
+        let remains = |member: &Member| {
+            let of = |device: &&Device| device.port.gid(0) == member.gid;
+            let device = devices.iter().find(of);
+            device.is_some_and(|device| device.counters.resets == member.resets)
+        };
+        self.groups.retain_mut(|group| {
+            group.members.retain(remains);
+            group.permanent || !group.members.is_empty()
+        });
+    }
+
     fn group(&self, wanted: &[u8]) -> Option<usize> {
         let mgid = group_record::mgid.bytes(wanted);
         let mut groups = self.groups.iter();
@@ -246,8 +269,8 @@ impl Administration {
     }
 
     /// Puts the port that asks into a group, which is made if enough is said of it.
-    fn join(&mut self, own: &Port, mask: u64, wanted: &[u8]) -> Result<Vec<u8>, Refused> {
-        let (member, state) = member(own, mask, wanted)?;
+    fn join(&mut self, device: &Device, mask: u64, wanted: &[u8]) -> Result<Vec<u8>, Refused> {
+        let (gid, state) = member(&device.port, mask, wanted)?;
         let index = match self.group(wanted) {
             Some(index) => index,
             None => {
@@ -277,20 +300,21 @@ impl Administration {
                 return Err(Refused::Invalid);
             }
         }
-        let joined = match group.members.iter_mut().find(|(gid, _)| *gid == member) {
-            Some((_, joined)) => {
-                *joined |= state;
-                *joined
+        let joined = match group.members.iter_mut().find(|member| member.gid == gid) {
+            Some(member) => {
+                member.state |= state;
+                member.state
             }
             None => {
-                group.members.push((member, state));
+                let resets = device.counters.resets;
+                group.members.push(Member { gid, state, resets });
                 state
             }
         };
         let mut record = group.record.clone();
         group_record::port_gid
             .bytes_mut(&mut record)
-            .copy_from_slice(&member);
+            .copy_from_slice(&gid);
         group_record::join_state.set(&mut record, joined);
         Ok(record)
     }
@@ -325,19 +349,20 @@ impl Administration {
 
     /// Takes the port that asks out of a group.
     fn leave(&mut self, own: &Port, mask: u64, wanted: &[u8]) -> Result<Vec<u8>, Refused> {
-        let (member, state) = member(own, mask, wanted)?;
+        let (gid, state) = member(own, mask, wanted)?;
         let index = self.group(wanted).ok_or(Refused::NoRecords)?;
         let group = &mut self.groups[index];
         let mut members = group.members.iter();
-        let place = members.position(|(gid, joined)| *gid == member && joined & state != 0);
+        let place = members.position(|member| member.gid == gid && member.state & state != 0);
         let place = place.ok_or(Refused::Invalid)?;
         let mut record = group.record.clone();
         group_record::port_gid
             .bytes_mut(&mut record)
-            .copy_from_slice(&member);
-        group_record::join_state.set(&mut record, group.members[place].1);
-        group.members[place].1 &= !state;
-        if group.members[place].1 == 0 {
+            .copy_from_slice(&gid);
+        let joined = &mut group.members[place].state;
+        group_record::join_state.set(&mut record, *joined);
+        *joined &= !state;
+        if *joined == 0 {
             group.members.swap_remove(place);
         }
         if group.members.is_empty() && !group.permanent {
@@ -670,6 +695,38 @@ mod tests {
                 None => assert_eq!(status(&answer), Refused::Invalid as u64),
             }
         }
+    }
+
+    #[test]
+    fn a_reset_ends_memberships() {
+        let mut devices = devices(2);
+        let mut sa = Administration::default();
+        let mgid = |data: &mut [u8]| {
+            group_record::mgid.bytes_mut(data)[..2].copy_from_slice(&[0xff, 0x12]);
+        };
+        let join = |devices: &[Device], from: usize| {
+            let gid = devices[from].port.gid(0);
+            request(method::SET, MC_MEMBER_RECORD, JOINS | CREATES, |data| {
+                mgid(data);
+                group_record::port_gid.bytes_mut(data).copy_from_slice(&gid);
+                group_record::join_state.set(data, 1);
+            })
+        };
+        let groups = |sa: &mut Administration, devices: &[Device]| {
+            let ask = request(method::GET, MC_MEMBER_RECORD, 1, mgid);
+            status(&sa.answer(devices, 0, &ask)[0])
+        };
+        for from in [0, 1] {
+            let joined = sa.answer(&devices, from, &join(&devices, from));
+            assert_eq!(status(&joined[0]), 0);
+        }
+        devices[1].reset();
+        assert_eq!(groups(&mut sa, &devices), 0, "there is still a member");
+        devices[0].reset();
+        assert_eq!(groups(&mut sa, &devices), Refused::NoRecords as u64);
+        let again = sa.answer(&devices, 1, &join(&devices, 1));
+        assert_eq!(status(&again[0]), 0);
+        assert_eq!(groups(&mut sa, &devices), 0);
     }
 
     #[test]
