@@ -6,11 +6,13 @@
 #![allow(missing_docs)]
 
 mod ledger;
+mod notes;
 mod ram;
 mod shape;
 mod watch;
 
 pub use ledger::Ledger;
+pub use notes::refusals_of;
 pub use ram::{BASE, Ram, SIZE};
 pub use shape::{Shape, Srq, address_vector};
 pub use watch::{Owner, Stray, Watch};
@@ -63,6 +65,7 @@ pub struct Guest {
     pub uid: u16,
     /// Commands that were sent, each with the length of its output, if they are to be recorded.
     pub record: Option<Vec<(Vec<u8>, usize)>>,
+    _notes: notes::Notes,
 }
 
 /// An event queue.
@@ -123,6 +126,7 @@ impl Guest {
             hca,
             ram,
             vectors,
+            _notes: notes::Notes(referee.clone()),
             referee,
             commands,
             mailboxes: AtomicU64::new(0),
@@ -400,6 +404,8 @@ pub struct Cq {
     at: u64,
     pub dbr: u64,
     log: u32,
+    /// Bytes of an entry.
+    entry: u64,
     pub consumer: u32,
     /// Memory and size that the queue moves to.
     next: Option<(u64, u32)>,
@@ -419,13 +425,19 @@ pub struct Cqe {
 
 impl Cq {
     pub fn new(guest: &mut Guest, log: u32) -> Self {
-        let len = 64u64 << log;
+        Self::sized(guest, log, 64)
+    }
+
+    /// A queue with entries of 64 or 128 bytes.
+    pub fn sized(guest: &mut Guest, log: u32, entry: u64) -> Self {
+        let len = entry << log;
         let at = guest.ram.alloc(len);
         guest.ram.set(at, &vec![0xff; len as usize]);
         let dbr = guest.ram.alloc(8);
         let mut create = input(opcode::CREATE_CQ, 0x110);
         let context = command::create_cq_in::cqc.bytes_mut(&mut create);
         cqc::log_cq_size.set(context, u64::from(log));
+        cqc::cqe_sz.set(context, u64::from(entry == 128));
         cqc::uar_page.set(context, u64::from(guest.uar));
         cqc::c_eqn.set(context, u64::from(guest.completions.eqn));
         cqc::dbr_addr.set(context, dbr);
@@ -436,6 +448,7 @@ impl Cq {
             at,
             dbr,
             log,
+            entry,
             consumer: 0,
             next: None,
         }
@@ -443,8 +456,9 @@ impl Cq {
 
     /// The next completion, if there is one.
     pub fn poll(&mut self, guest: &Guest) -> Option<Cqe> {
-        let slot = self.consumer & ((1 << self.log) - 1);
-        let e = guest.ram.get(self.at + u64::from(slot) * 64, 64);
+        let e = self
+            .slot(guest, self.consumer)
+            .split_off(self.entry as usize - 64);
         let valid = e[63] >> 4 != 15 && u32::from(e[63] & 1) == (self.consumer >> self.log) & 1;
         if !valid {
             return None;
@@ -462,6 +476,18 @@ impl Cq {
             immediate: word(36),
             qpn: word(56) & 0xff_ffff,
         })
+    }
+
+    fn slot(&self, guest: &Guest, index: u32) -> Vec<u8> {
+        let slot = u64::from(index & ((1 << self.log) - 1));
+        guest
+            .ram
+            .get(self.at + slot * self.entry, self.entry as usize)
+    }
+
+    /// All bytes of the entry that was polled last.
+    pub fn last(&self, guest: &Guest) -> Vec<u8> {
+        self.slot(guest, self.consumer - 1)
     }
 
     /// The next completion, which must come.

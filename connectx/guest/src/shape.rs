@@ -19,6 +19,8 @@ pub struct Shape {
     /// Shared receive queue.
     pub srqn: Option<u32>,
     pub xrcd: u32,
+    /// What it wants to have in completions: `cs_req` and `cs_res`.
+    pub scatter: (u64, u64),
 }
 
 impl Default for Shape {
@@ -30,6 +32,7 @@ impl Default for Shape {
             log_stride: 5,
             srqn: None,
             xrcd: 0,
+            scatter: (0, 0),
         }
     }
 }
@@ -58,6 +61,8 @@ impl Shape {
     pub(crate) fn describe(&self, context: &mut [u8]) {
         qpc::st.set(context, self.service as u64);
         qpc::xrcd.set(context, u64::from(self.xrcd));
+        qpc::cs_req.set(context, self.scatter.0);
+        qpc::cs_res.set(context, self.scatter.1);
         // 0 own queue, 1 shared, 3 none.
         let kind = match self.srqn {
             Some(_) => 1,

@@ -96,6 +96,7 @@ impl Capabilities {
             (cap::compact_address_vector, 1),
             (cap::umr_indirect_mkey_disabled, 1),
             (cap::atomic, 1),
+            (cap::sctr_data_cqe, 1),
             (cap::cq_oi, 1),
             (cap::cq_resize, 1),
             (cap::cq_moderation, 1),

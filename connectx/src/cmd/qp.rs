@@ -12,7 +12,7 @@ use crate::ifc::command::{create_qp_in, modify_qp_in, query_qp_out};
 use crate::ifc::context::qpc;
 use crate::ifc::opcode::{self, Status};
 use crate::objects::device::Device;
-use crate::objects::qp::{Decoded, Qp, ReceiveFrom, Service, State, WorkQueues};
+use crate::objects::qp::{self, Decoded, Qp, ReceiveFrom, Service, State, WorkQueues};
 use crate::objects::queue::SrqKind;
 use crate::objects::transition::{merge, optional_of, transition};
 
@@ -51,6 +51,31 @@ pub(super) fn check_sender(
     request.check_owner("uar_page", decoded.uar_page, uar.uid)?;
     let cqn = decoded.cqn_send;
     check_cq(device, request, "cqn_snd", cqn, Dummies::Refused)
+}
+
+/// Checks what a queue pair wants to have in completions: 64 bytes are the first half of an entry of 128.
+fn check_scatter(device: &Device, context: &[u8], decoded: &Decoded) -> Result<(), Reject> {
+    let sides = [
+        (
+            ("cs_req", qpc::cs_req.get(context)),
+            qp::scatter_request(qpc::cs_req.get(context)),
+            decoded.cqn_send,
+        ),
+        (
+            ("cs_res", qpc::cs_res.get(context)),
+            qp::scatter_response(qpc::cs_res.get(context)),
+            decoded.cqn_receive,
+        ),
+    ];
+    for ((field, value), bytes, cqn) in sides {
+        let rule = "none, 32 or 64 bytes: cs_req 0, 0x11 or 0x22, cs_res 0, 1 or 2";
+        let bytes = bytes.ok_or(Reject::param(field, value, rule))?;
+        if bytes == 64 && device.cqs.get(cqn).is_some_and(|cq| cq.entry == 64) {
+            let rule = "64 bytes of data need a CQ with entries of 128";
+            return Err(Reject::param(field, value, rule));
+        }
+    }
+    Ok(())
 }
 
 /// Checks what a new queue pair refers to.
@@ -179,6 +204,7 @@ pub(super) fn create_qp(device: &mut Device, request: &Request<'_>) -> Result<Re
         &decoded,
         queues.log_send.is_some(),
     )?;
+    check_scatter(device, &context, &decoded)?;
     let placement = Placement {
         list: create_qp_in::pas.tail(input),
         log_page_size: qpc::log_page_size.get32(&context),

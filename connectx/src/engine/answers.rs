@@ -4,14 +4,13 @@
 use std::time::Instant;
 
 use super::completing::complete;
-use super::completion::{Failure, vendor};
+use super::completion::{Failure, Scattered, vendor};
 use super::lent::Data;
 use super::memory::Denied;
-use super::requester::{accessor, local_failure};
+use super::requester::{Flight, accessor, local_failure};
 use super::timer::{ack_timeout, rnr_delay};
-use super::wqe::Wqe;
 use super::{atomic, receive_queue};
-use crate::ifc::wqe::syndrome;
+use crate::ifc::wqe::{completion, syndrome};
 use crate::objects::device::Device;
 use crate::objects::qp::{Qp, State};
 use crate::wire::packet::{Kind, Nak, Packet, Position, Verdict, psn};
@@ -206,7 +205,7 @@ fn read_response(
     let result = if data.len() != expected || position.last != ends {
         Err(Failure::new(syndrome::BAD_RESP, vendor::REMOTE_INVALID))
     } else {
-        match scatter(device, qp, &flight.wqe, offset, data) {
+        match scatter(device, qp, flight, offset, data) {
             // As if it had not come: a NAK comes in its place.
             Err(Denied::Sender) => return,
             result => result.map_err(local_failure),
@@ -216,7 +215,8 @@ fn read_response(
         return;
     };
     match result {
-        Ok(()) => {
+        Ok(scattered) => {
+            flight.scattered = scattered;
             flight.received += packet.span;
             acknowledge(qp, packet.end_psn());
         }
@@ -235,12 +235,13 @@ fn atomic_response(device: &mut Device, qp: &mut Qp, psn_: u32, original: u64) {
     let len = flight.wqe.len;
     let bytes = atomic::to_bytes(original, len, device.caps.atomic_host_order);
     let bytes = bytes.get(..len as usize).unwrap_or(&bytes);
-    let result = scatter(device, qp, &flight.wqe, 0, bytes.into()).map_err(local_failure);
+    let result = scatter(device, qp, flight, 0, bytes.into()).map_err(local_failure);
     let Some(flight) = qp.requester.flights.get_mut(index) else {
         return;
     };
     match result {
-        Ok(()) => {
+        Ok(scattered) => {
+            flight.scattered = scattered;
             flight.received = 1;
             acknowledge(qp, psn::add(psn_, 1));
         }
@@ -248,13 +249,20 @@ fn atomic_response(device: &mut Device, qp: &mut Qp, psn_: u32, original: u64) {
     }
 }
 
-/// Writes what a READ or atomic brought into the WQE's local memory.
+/// Writes what a READ or atomic brought into the WQE's local memory, or gives what its completion is to carry: without one
+/// of its own a WQE has only memory.
 fn scatter(
     device: &Device,
     qp: &Qp,
-    wqe: &Wqe,
+    flight: &Flight,
     offset: usize,
     data: Data<'_>,
-) -> Result<(), Denied> {
-    receive_queue::scatter(device, accessor(qp), &wqe.gather, offset, data)
+) -> Result<Option<Scattered>, Denied> {
+    if flight.wqe.completion >= completion::ALWAYS && flight.packets == 1 {
+        let (cqn, most) = (qp.decoded.cqn_send, qp.decoded.scatter_request);
+        if let Some(scattered) = Scattered::new(device, cqn, most, data) {
+            return Ok(Some(scattered));
+        }
+    }
+    receive_queue::scatter(device, accessor(qp), &flight.wqe.gather, offset, data).map(|()| None)
 }

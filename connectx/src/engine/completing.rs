@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use super::completion::{self, Completion, Failure, error_opcode, vendor};
+use super::completion::{self, Completion, Failure, Scattered, error_opcode, vendor};
 use super::requester::placeholder;
 use super::wqe::{self, Fetched, Operation, Wqe};
 use super::{event, receive_queue};
@@ -25,7 +25,7 @@ pub(super) fn complete(device: &mut Device, qp: &mut Qp) {
             let Some(flight) = qp.requester.flights.pop_front() else {
                 return;
             };
-            report(device, qp, &flight.wqe, Some(failure));
+            report(device, qp, &flight.wqe, Some(failure), None);
             return if qp.service == Service::Uc || qp.service.is_datagram() {
                 stop_sending(device, qp);
             } else {
@@ -39,7 +39,7 @@ pub(super) fn complete(device: &mut Device, qp: &mut Qp) {
             return;
         };
         qp.requester.cursor -= 1;
-        if !report(device, qp, &flight.wqe, None) {
+        if !report(device, qp, &flight.wqe, None, flight.scattered) {
             // Its completion queue is broken: nothing can be told any more.
             return enter_error(device, qp, Some(kind::WQ_CATAS_ERROR));
         }
@@ -47,7 +47,13 @@ pub(super) fn complete(device: &mut Device, qp: &mut Qp) {
 }
 
 /// Writes the completion of a send WQE, if it is to have one. `false` if its completion queue has failed.
-fn report(device: &mut Device, qp: &Qp, wqe: &Wqe, failure: Option<Failure>) -> bool {
+fn report(
+    device: &mut Device,
+    qp: &Qp,
+    wqe: &Wqe,
+    failure: Option<Failure>,
+    scattered: Option<Scattered>,
+) -> bool {
     if failure.is_none() && wqe.completion < 2 {
         return true;
     }
@@ -59,6 +65,7 @@ fn report(device: &mut Device, qp: &Qp, wqe: &Wqe, failure: Option<Failure>) -> 
     let mut entry = Completion::new(opcode, qp.number, qp.decoded.user_index, wqe.index);
     entry.send_opcode = wqe.opcode;
     entry.failure = failure;
+    entry.scattered = scattered;
     entry.solicited = wqe.completion == 3;
     if matches!(
         wqe.operation,
@@ -108,7 +115,7 @@ pub fn flush_send(device: &mut Device, qp: &mut Qp) {
     let failure = Some(Failure::new(syndrome::WR_FLUSH, vendor::SEND_FLUSH));
     while let Some(flight) = qp.requester.flights.pop_front() {
         device.counters.flush_cqes += 1;
-        report(device, qp, &flight.wqe, failure);
+        report(device, qp, &flight.wqe, failure, None);
     }
     qp.requester.cursor = 0;
     qp.requester.sent = 0;
@@ -133,6 +140,6 @@ pub fn flush_send(device: &mut Device, qp: &mut Qp) {
         };
         qp.requester.fetched = qp.requester.fetched.wrapping_add(wqe.blocks);
         device.counters.flush_cqes += 1;
-        report(device, qp, &wqe, failure);
+        report(device, qp, &wqe, failure, None);
     }
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Completion queue entries.
 
+use super::lent::Data;
 use super::{event, held};
 use crate::ifc::event::cq_error;
 use crate::ifc::wqe::{cqe, cqe_opcode, dbr, syndrome};
@@ -221,6 +222,40 @@ pub struct Source {
     pub pkey: u16,
 }
 
+/// Data of a message that lies in its completion.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Scattered {
+    bytes: [u8; 64],
+    len: u8,
+    /// It is the first half of an entry of 128 bytes, as the queue pair's 64-byte mode has it.
+    wide: bool,
+}
+
+impl Scattered {
+    /// Data for a completion of a queue, if a queue pair that permits `most` bytes leaves it there.
+    pub fn new(device: &Device, cqn: u32, most: usize, data: Data<'_>) -> Option<Self> {
+        if most == 0 || data.is_empty() || data.len() > most {
+            return None;
+        }
+        // An entry that has been made smaller since has room for the 32 bytes that every entry has.
+        let wide = most == 64 && device.cqs.get(cqn).is_some_and(|cq| cq.entry == 128);
+        if !wide && data.len() > 32 {
+            return None;
+        }
+        let mut bytes = [0; 64];
+        bytes.get_mut(..data.len())?.copy_from_slice(data.bytes()?);
+        Some(Self {
+            bytes,
+            len: data.len() as u8,
+            wide,
+        })
+    }
+
+    fn bytes(&self) -> &[u8] {
+        self.bytes.get(..usize::from(self.len)).unwrap_or_default()
+    }
+}
+
 /// What a completion queue entry says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
@@ -239,6 +274,7 @@ pub struct Completion {
     pub solicited: bool,
     pub source: Option<Source>,
     pub failure: Option<Failure>,
+    pub scattered: Option<Scattered>,
 }
 
 impl Completion {
@@ -255,6 +291,7 @@ impl Completion {
             solicited: false,
             source: None,
             failure: None,
+            scattered: None,
         }
     }
 
@@ -283,6 +320,12 @@ impl Completion {
             // The field is imm_inval_pkey: without the first two it holds the third, from which ib_cm has its partition.
             if self.opcode == cqe_opcode::RESP_SEND {
                 cqe::imm.set(&mut entry, u64::from(source.pkey));
+            }
+        }
+        if let Some(data) = &self.scattered {
+            cqe::format.set(&mut entry, if data.wide { 2 } else { 1 });
+            if !data.wide {
+                entry[..data.bytes().len()].copy_from_slice(data.bytes());
             }
         }
         entry
@@ -340,10 +383,18 @@ pub(super) fn write(device: &mut Device, cqn: u32, completion: &Completion) -> b
     let offset = u64::from(slot) * cq.entry + (cq.entry - cqe::SIZE as u64);
     // The last quadword makes the entry valid, so it must be seen last; it is seen whole, so that in a collapsed queue the
     // counter of one completion is never there with the opcode of another.
-    let written = cq
-        .buffer
-        .locate(offset)
-        .is_some_and(|(addr, _)| device.host.write_entry(addr, &entry).is_ok());
+    let first_half = match &completion.scattered {
+        Some(data) if data.wide && cq.entry == 128 => cq
+            .buffer
+            .locate(offset - cqe::SIZE as u64)
+            .is_some_and(|(addr, _)| device.host.write(addr, data.bytes()).is_ok()),
+        _ => true,
+    };
+    let written = first_half
+        && cq
+            .buffer
+            .locate(offset)
+            .is_some_and(|(addr, _)| device.host.write_entry(addr, &entry).is_ok());
     if !written {
         cq.status = CqStatus::WriteFail;
         event::cq_error(device, cqn, cq_error::ACCESS_VIOLATION);

@@ -78,6 +78,15 @@ impl Data<'_> {
         self.len == 0
     }
 
+    /// The data, if it lies in one piece: short data always does.
+    pub fn bytes(&self) -> Option<&[u8]> {
+        let (bytes, len) = match self.source {
+            Source::Bytes(bytes) => (bytes, self.len),
+            Source::Memory(_) => return None,
+        };
+        bytes.get(self.start..self.start + len)
+    }
+
     /// A part of it, as far as there is.
     pub fn part(self, range: Range<usize>) -> Self {
         let start = range.start.min(self.len);

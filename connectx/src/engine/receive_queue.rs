@@ -35,12 +35,23 @@ pub(super) struct Receive {
     pub(super) complete_to: Option<(u32, u32)>,
 }
 
+impl Receive {
+    /// The completion queue that it completes to.
+    pub(super) fn complete_to(&self, qp: &Qp) -> u32 {
+        self.complete_to
+            .map_or(qp.decoded.cqn_receive, |(cqn, _)| cqn)
+    }
+}
+
 /// Takes the next receive WQE: `None` if there is none, an error if its memory or queue is broken.
 pub(super) fn take_receive(
     device: &mut Device,
     qp: &mut Qp,
     xrc_srqn: Option<u32>,
 ) -> Result<Option<Receive>, ()> {
+    if let Some(spare) = qp.responder.spare.take() {
+        return Ok(Some(spare));
+    }
     if let Some(srqn) = xrc_srqn {
         let in_domain = device
             .srqs
@@ -136,6 +147,21 @@ fn take_shared(device: &mut Device, srqn: u32) -> Result<Option<Receive>, ()> {
         .read_be32(srq.dbr + dbr::RECEIVE)
         .map_err(|_| ())?;
     let posted = (word as u16).wrapping_sub(srq.consumed);
+    if u32::from(posted) > 1 << srq.log_size {
+        let rule = "at most as many receive WQEs are posted as the shared queue has";
+        device.refuse(
+            format!("srq {srqn:#x}"),
+            "receive producer",
+            word,
+            rule,
+            "PRM, doorbell record",
+        );
+        if let Some(srq) = device.srqs.get_mut(srqn) {
+            srq.error = true;
+        }
+        event::shared_receive_queue(device, kind::SRQ_CATAS_ERROR, srqn);
+        return Err(());
+    }
     if posted == 0 {
         return Ok(None);
     }
@@ -200,14 +226,10 @@ pub(super) fn deliver(
     receive: &Receive,
     mut entry: Completion,
 ) -> bool {
-    let cqn = match receive.complete_to {
-        Some((cqn, user_index)) => {
-            entry.user_index = user_index;
-            cqn
-        }
-        None => qp.decoded.cqn_receive,
-    };
-    completion::post(device, cqn, &entry)
+    if let Some((_, user_index)) = receive.complete_to {
+        entry.user_index = user_index;
+    }
+    completion::post(device, receive.complete_to(qp), &entry)
 }
 
 /// Completes a receive WQE with an error.

@@ -10,11 +10,12 @@ use std::time::Instant;
 use super::answers::expect_answer;
 use super::blueflame::Copied;
 use super::completing::{complete, fatal};
-use super::completion::{Failure, vendor};
+use super::completion::{Failure, Scattered, vendor};
 use super::memory::{self, Accessor, Denied, Purpose};
 use super::window::Window;
 use super::wqe::{self, Fetched, Operation, SgeList, Wqe, part};
 use super::{keys, responder};
+use crate::cmd::caps::Capabilities;
 use crate::ifc::event::kind;
 use crate::ifc::wqe::{dbr, syndrome};
 use crate::objects::device::Device;
@@ -28,6 +29,10 @@ use crate::wire::payload::{Lender, Payload};
 const MAX_FLIGHTS: usize = 64;
 /// Request packets without an answer.
 const MAX_UNANSWERED: u32 = 128;
+/// Sequence numbers without an answer that permit one more message: the longest takes as many, and together they must stay
+/// below half of all, beyond which nobody can tell the older of two numbers.
+const MAX_AHEAD: i32 = 1 << 22;
+const _: () = assert!((1 << Capabilities::LOG_MAX_MSG) / 256 <= MAX_AHEAD);
 /// In a long message an answer is asked for this often.
 const ACK_EVERY: u32 = 32;
 /// Bytes that one packet carries over an ideal link, where it stands for as many as it takes sequence numbers. As much as
@@ -49,6 +54,8 @@ pub(super) struct Flight {
     pub(super) executed: bool,
     /// Why it fails once it is at the head.
     pub(super) failure: Option<Failure>,
+    /// What it brought, for its completion.
+    pub(super) scattered: Option<Scattered>,
 }
 
 impl Flight {
@@ -332,6 +339,7 @@ fn take_next(device: &mut Device, qp: &mut Qp) -> bool {
     let available = requester.producer.wrapping_sub(requester.fetched);
     if available == 0
         || requester.flights.len() >= MAX_FLIGHTS
+        || psn::distance(requester.next_psn, requester.unacked) >= MAX_AHEAD
         || requester
             .flights
             .back()
@@ -404,6 +412,7 @@ fn take_next(device: &mut Device, qp: &mut Qp) -> bool {
         received: 0,
         executed: false,
         failure,
+        scattered: None,
     });
     requester.next_psn = psn::add(requester.next_psn, packets);
     true

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use super::completion::{Completion, Failure, vendor};
+use super::completion::{Completion, Failure, Scattered, vendor};
 use super::lent::Data;
 use super::memory::{self, Accessor, Denied, Purpose, Range};
 use super::receive_queue::{Receive, deliver, fail_receive, scatter, take_receive};
@@ -25,8 +25,16 @@ const MAX_JOBS: usize = 64;
 /// A message that has begun.
 #[derive(Debug)]
 enum Incoming {
-    Send { receive: Receive, received: u32 },
-    Write { reth: Reth, received: u32 },
+    Send {
+        receive: Receive,
+        received: u32,
+    },
+    Write {
+        reth: Reth,
+        received: u32,
+        /// Taken for immediate data whose packet did not come through.
+        receive: Option<Receive>,
+    },
 }
 
 /// An answer that has to wait for those before it.
@@ -51,6 +59,8 @@ pub struct Responder {
     /// Receive WQEs taken from the queue pair's own queue.
     pub consumed: u32,
     incoming: Option<Incoming>,
+    /// Of a message that was cut short: the next one gets it.
+    pub(super) spare: Option<Receive>,
     /// Newest sequence number to be acknowledged. One acknowledgement stands for all that comes before the wire is empty.
     ack_due: Option<u32>,
     /// A sequence error has been reported and the missing packet not come yet.
@@ -69,10 +79,21 @@ impl Responder {
     /// Gives up what has begun. Gives the receive WQE that was in use.
     pub(super) fn abandon(&mut self) -> Option<Receive> {
         self.jobs.clear();
-        match self.incoming.take() {
-            Some(Incoming::Send { receive, .. }) => Some(receive),
-            _ => None,
-        }
+        self.cut_short();
+        self.spare.take()
+    }
+
+    /// Ends a message that has begun. Its receive WQE is the next one's: a new one is only taken where none is to spare.
+    fn cut_short(&mut self) {
+        let (Some(Incoming::Send { receive, .. })
+        | Some(Incoming::Write {
+            receive: Some(receive),
+            ..
+        })) = self.incoming.take()
+        else {
+            return;
+        };
+        self.spare = Some(receive);
     }
 
     /// Whether answers are waiting to be sent.
@@ -256,12 +277,13 @@ fn in_sequence(device: &mut Device, qp: &mut Qp, packet: &Packet, data: Data<'_>
     }
 }
 
-/// Whether a packet can follow what has come: a middle needs a beginning, a beginning nothing open.
+/// Whether a packet can follow what has come: a middle needs a beginning, a beginning nothing open. A beginning whose data
+/// did not come through has to come again.
 fn fits(qp: &Qp, position: Position, is_send: bool) -> bool {
     match &qp.responder.incoming {
         None => position.first,
-        Some(Incoming::Send { .. }) => !position.first && is_send,
-        Some(Incoming::Write { .. }) => !position.first && !is_send,
+        Some(Incoming::Send { received, .. }) => position.first == (*received == 0) && is_send,
+        Some(Incoming::Write { received, .. }) => position.first == (*received == 0) && !is_send,
     }
 }
 
@@ -324,7 +346,16 @@ fn send(
         );
         return INVALID;
     }
-    let written = scatter(device, who, &receive.scatter, received as usize, data);
+    let cqn = receive.complete_to(qp);
+    let most = qp.decoded.scatter_response;
+    let scattered = match position.first && position.last {
+        true => Scattered::new(device, cqn, most, data),
+        false => None,
+    };
+    let written = match scattered {
+        Some(_) => Ok(()),
+        None => scatter(device, who, &receive.scatter, received as usize, data),
+    };
     if written == Err(Denied::Sender) {
         qp.responder.incoming = Some(Incoming::Send { receive, received });
         return Outcome::Broken;
@@ -363,6 +394,7 @@ fn send(
     entry.immediate = immediate;
     entry.byte_count = received;
     entry.solicited = packet.solicited;
+    entry.scattered = scattered;
     completed(device, qp, &receive, entry)
 }
 
@@ -379,16 +411,27 @@ fn write(
         return INVALID;
     }
     let who = requester_of(device, qp, packet);
-    let (reth, received) = match (qp.responder.incoming.take(), reth) {
-        (Some(Incoming::Write { reth, received }), _) => (reth, received),
+    let (reth, received, taken) = match (qp.responder.incoming.take(), reth) {
+        (
+            Some(Incoming::Write {
+                reth,
+                received,
+                receive,
+            }),
+            _,
+        ) => (reth, received, receive),
         (_, Some(reth)) => {
             if !permitted(device, qp, who, reth, Purpose::RemoteWrite) {
                 return NO_ACCESS;
             }
-            (reth, 0)
+            (reth, 0, None)
         }
         _ => return INVALID,
     };
+    // Where one has been taken, it is the first to be used, or to be flushed.
+    if taken.is_some() {
+        qp.responder.spare = taken;
+    }
     let total = u64::from(received) + data.len() as u64;
     if total > u64::from(reth.len) || position.last && total != u64::from(reth.len) {
         return INVALID;
@@ -399,7 +442,11 @@ fn write(
             Ok(Some(receive)) => Some(receive),
             Ok(None) => {
                 if !position.first {
-                    qp.responder.incoming = Some(Incoming::Write { reth, received });
+                    qp.responder.incoming = Some(Incoming::Write {
+                        reth,
+                        received,
+                        receive: None,
+                    });
                 }
                 return not_ready(qp);
             }
@@ -412,7 +459,14 @@ fn write(
         let purpose = Purpose::RemoteWrite;
         match memory::write(device, who, reth.rkey, address, purpose, data) {
             Ok(()) => {}
-            Err(Denied::Sender) => return Outcome::Broken,
+            Err(Denied::Sender) => {
+                qp.responder.incoming = Some(Incoming::Write {
+                    reth,
+                    received,
+                    receive,
+                });
+                return Outcome::Broken;
+            }
             Err(_) => {
                 if let Some(receive) = &receive {
                     let failure = Failure::new(syndrome::LOCAL_ACCESS, vendor::SCATTER);
@@ -426,6 +480,7 @@ fn write(
         qp.responder.incoming = Some(Incoming::Write {
             reth,
             received: total as u32,
+            receive: None,
         });
         return Outcome::Done;
     }
@@ -560,12 +615,12 @@ fn unreliable(device: &mut Device, qp: &mut Qp, packet: &Packet, data: Data<'_>)
         return;
     };
     if packet.psn != qp.responder.expected_psn {
-        qp.responder.incoming = None;
+        qp.responder.cut_short();
     }
     qp.responder.expected_psn = psn::add(packet.psn, 1);
     if position.first {
-        // A message cut short leaves its receive WQE for the next one only if nothing was written; hardware drops it.
-        qp.responder.incoming = None;
+        // The receive WQE of a message cut short is as it was before (IBA 9.9.3, class D1).
+        qp.responder.cut_short();
     } else if qp.responder.incoming.is_none() {
         device.counters.packets_dropped += 1;
         return;

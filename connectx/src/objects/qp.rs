@@ -137,6 +137,30 @@ pub struct Decoded {
     pub max_reads_out: usize,
     pub max_reads_in: usize,
     pub qkey: u32,
+    /// Most bytes that a READ or atomic leaves in its completion.
+    pub scatter_request: usize,
+    /// Most bytes that a SEND leaves in the receiver's completion.
+    pub scatter_response: usize,
+}
+
+/// Bytes that `qpc.cs_req` permits in a completion (`MLX5_REQ_SCAT_DATA32_CQE`, `…64…` of `include/linux/mlx5/qp.h`).
+pub fn scatter_request(cs_req: u64) -> Option<usize> {
+    match cs_req {
+        0 => Some(0),
+        0x11 => Some(32),
+        0x22 => Some(64),
+        _ => None,
+    }
+}
+
+/// Bytes that `qpc.cs_res` permits in a completion (`MLX5_RES_SCAT_DATA32_CQE`, `…64…`).
+pub fn scatter_response(cs_res: u64) -> Option<usize> {
+    match cs_res {
+        0 => Some(0),
+        1 => Some(32),
+        2 => Some(64),
+        _ => None,
+    }
 }
 
 /// Geometry of the two work queues.
@@ -255,6 +279,9 @@ impl Decoded {
             max_reads_out: 1 << qpc::log_sra_max.get(context),
             max_reads_in: 1 << qpc::log_rra_max.get(context),
             qkey: qpc::q_key.get32(context),
+            // What is neither was refused when the queue pair was made.
+            scatter_request: scatter_request(qpc::cs_req.get(context)).unwrap_or(0),
+            scatter_response: scatter_response(qpc::cs_res.get(context)).unwrap_or(0),
         }
     }
 }

@@ -12,7 +12,7 @@ use connectx::wire::Fabric;
 use crate::guest::{Guest, Side, guests, input, status};
 
 #[test]
-fn commands_wait_for_their_phase() {
+pub fn commands_wait_for_their_phase() {
     let referee = Referee::in_memory();
     let fabric = Fabric::new(referee.clone());
     let mut guest = Guest::cold(Hca::new(&fabric, HcaConfig::numbered(0)), referee);
@@ -34,7 +34,7 @@ fn commands_wait_for_their_phase() {
 }
 
 #[test]
-fn freed_uar_pages_come_back_in_the_order_that_was_chosen() {
+pub fn freed_uar_pages_come_back_in_the_order_that_was_chosen() {
     let reused = |guest: &mut Guest| -> Vec<bool> {
         let pages = [(); 3].map(|()| guest.alloc(opcode::ALLOC_UAR));
         for page in pages {
@@ -68,7 +68,7 @@ fn freed_uar_pages_come_back_in_the_order_that_was_chosen() {
 }
 
 #[test]
-fn capabilities_that_were_taken_away_stay_away_through_a_reset() {
+pub fn capabilities_that_were_taken_away_stay_away_through_a_reset() {
     let referee = Referee::in_memory();
     let fabric = Fabric::new(referee.clone());
     let mut config = HcaConfig::numbered(0);
@@ -86,7 +86,7 @@ fn capabilities_that_were_taken_away_stay_away_through_a_reset() {
 }
 
 #[test]
-fn pages_come_back_on_shutdown() {
+pub fn pages_come_back_on_shutdown() {
     let mut guest = guests(1).pop().unwrap();
     assert_eq!(guest.count("pages"), 3);
     guest.ok(input(opcode::TEARDOWN_HCA, 16), 16);
@@ -104,7 +104,7 @@ fn pages_come_back_on_shutdown() {
 }
 
 #[test]
-fn references_keep_objects() {
+pub fn references_keep_objects() {
     let mut guest = guests(1).pop().unwrap();
     let side = Side::new(&mut guest);
     const BUSY: u8 = 0x09;
@@ -126,7 +126,7 @@ fn references_keep_objects() {
 }
 
 #[test]
-fn users_are_kept_apart() {
+pub fn users_are_kept_apart() {
     let mut guest = guests(1).pop().unwrap();
     let mut user = || {
         let out = guest.ok(input(opcode::CREATE_UCTX, 64), 16);
@@ -166,7 +166,7 @@ fn users_are_kept_apart() {
 }
 
 #[test]
-fn a_reset_leaves_nothing() {
+pub fn a_reset_leaves_nothing() {
     for kind in [ResetKind::Bus, ResetKind::FunctionLevel] {
         let mut guest = guests(1).pop().unwrap();
         Side::new(&mut guest);
@@ -180,7 +180,7 @@ fn a_reset_leaves_nothing() {
 }
 
 #[test]
-fn the_driver_may_come_back_without_a_reset() {
+pub fn the_driver_may_come_back_without_a_reset() {
     let mut guest = guests(1).pop().unwrap();
     Side::new(&mut guest);
     guest.bring_up();
@@ -190,7 +190,7 @@ fn the_driver_may_come_back_without_a_reset() {
 }
 
 #[test]
-fn capabilities_that_the_device_does_not_have_are_zeros_in_groups_that_firmware_knows() {
+pub fn capabilities_that_the_device_does_not_have_are_zeros_in_groups_that_firmware_knows() {
     let mut guest = guests(1).remove(0);
     let query = |guest: &mut Guest, group: u64| {
         let mut bytes = input(opcode::QUERY_HCA_CAP, 16);
@@ -219,10 +219,10 @@ fn a_port_announces_the_agents_that_its_driver_says_it_has() {
     let before = caps(&mut guest);
     for (select, value, wanted, result) in [
         (CM, 0, before & !CM, 0),
-        (1 << 19, !0, before & !CM | 1 << 19, 0),
+        (1 << 19, !0, before & !CM | (1 << 19), 0),
         // Automatic migration is not the driver's to say.
-        (1 << 3, 0, before & !CM | 1 << 19, 0x03),
-        (CM, CM, before | CM | 1 << 19, 0),
+        (1 << 3, 0, before & !CM | (1 << 19), 0x03),
+        (CM, CM, before | CM | (1 << 19), 0),
     ] {
         let mut bytes = input(opcode::MODIFY_HCA_VPORT_CONTEXT, modify::SIZE);
         let context = modify::hca_vport_context.bytes_mut(&mut bytes);

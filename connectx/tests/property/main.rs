@@ -37,10 +37,10 @@ const BATCH: usize = 6;
 fn run(program: &Program) -> (World, Vec<Queue>) {
     let mut queues: Vec<Queue> = (0..QUEUES.len()).map(Queue::new).collect();
     let mut world = World::new(program.mtu, &queues);
-    world.lose(program.loss);
     let mut sent = [0; QUEUES.len()];
     let mut received = [0; QUEUES.len()];
     for batch in program.requests.chunks(BATCH) {
+        world.lose(program.loss);
         let mut batch = batch.to_vec();
         for queue in 0..QUEUES.len() {
             if let Some(last) = batch.iter_mut().rfind(|request| request.queue == queue) {
@@ -64,6 +64,9 @@ fn run(program: &Program) -> (World, Vec<Queue>) {
             world.ring(request.queue);
         }
         world.settle();
+        if program.heals {
+            world.lose(0);
+        }
         for request in batch.iter().filter(|r| r.op.receives() && is_late(r)) {
             world.post_receive(request);
         }

@@ -115,6 +115,8 @@ pub struct Program {
     pub mtu: [u64; 4],
     /// Packets lost of a million, in each direction.
     pub loss: u32,
+    /// The wire gets well while packets are on their way again: what has come in part comes whole.
+    pub heals: bool,
     /// Receive requests are posted after what they are for.
     pub late: bool,
     /// A doorbell for each request, or for several.
@@ -167,12 +169,14 @@ pub fn valid() -> impl Strategy<Value = Program> {
     let requests = proptest::collection::vec(request(), 1..40);
     let loss = prop_oneof![2 => Just(0u32), 1 => 1000..60_000u32];
     let mtu = [1..=5u64, 1..=5u64, 1..=5u64, 1..=5u64];
-    (requests, mtu, loss, any::<[bool; 2]>()).prop_map(
-        |(requests, mtu, loss, [late, ring_each])| {
+    (requests, mtu, loss, any::<[bool; 3]>()).prop_map(
+        |(requests, mtu, loss, [heals, late, ring_each])| {
             let mut program = Program {
                 requests,
                 mtu,
-                loss,
+                // What is sent again is not lost then.
+                loss: if heals { loss * 8 } else { loss },
+                heals,
                 late,
                 ring_each,
             };

@@ -68,6 +68,7 @@ impl End {
             log_stride: 6,
             srqn: (kind == Kind::Shared).then_some(srqn),
             xrcd: 0,
+            scatter: (0, 0),
         };
         let qp = Qp::shaped(guest, pd, guest.uar, &send, &receive, shape).expect("a queue pair");
         let len = u64::from(SOURCE + TARGET) + LANDING;
