@@ -76,7 +76,7 @@ fn changes<const N: usize>(
 }
 
 #[test]
-fn what_the_device_has_is_in_its_capabilities() {
+pub fn what_the_device_has_is_in_its_capabilities() {
     let mut guest = crate::guest::guests(1).pop().unwrap();
     let mut query = input(opcode::QUERY_HCA_CAP, 16);
     header::op_mod.set(&mut query, (3 << 1) | 1);
@@ -88,7 +88,7 @@ fn what_the_device_has_is_in_its_capabilities() {
 }
 
 #[test]
-fn plain_atomics_change_and_return() {
+pub fn plain_atomics_change_and_return() {
     let mut pair = Pair::new();
     for (on, bytes) in [
         (true, u64::to_ne_bytes as fn(u64) -> [u8; 8]),
@@ -105,7 +105,7 @@ fn plain_atomics_change_and_return() {
 }
 
 #[test]
-fn masked_atomics_of_eight_bytes() {
+pub fn masked_atomics_of_eight_bytes() {
     let mut pair = Pair::new();
     host_order(&mut pair, true);
     let pair = &mut pair;
@@ -127,7 +127,7 @@ fn masked_atomics_of_eight_bytes() {
 }
 
 #[test]
-fn masked_atomics_of_four_bytes() {
+pub fn masked_atomics_of_four_bytes() {
     let mut pair = Pair::new();
     for (on, b) in [
         (true, u32::to_ne_bytes as fn(u32) -> [u8; 4]),
@@ -149,7 +149,7 @@ fn masked_atomics_of_four_bytes() {
 }
 
 #[test]
-fn an_atomic_that_is_none_fails_here() {
+pub fn an_atomic_that_is_none_fails_here() {
     let segment = quads(1, 0);
     for (op, operands, len) in [
         // Sizes that atomic_size_qp does not list, and a modifier that is none.
@@ -168,7 +168,7 @@ fn an_atomic_that_is_none_fails_here() {
 }
 
 #[test]
-fn an_unaligned_target_is_an_invalid_request() {
+pub fn an_unaligned_target_is_an_invalid_request() {
     for (op, offset, len) in [
         ((send::ATOMIC_FA, 0), 4, 8),
         ((send::ATOMIC_MASKED_FA, WORD), 2, 4),
@@ -181,7 +181,7 @@ fn an_unaligned_target_is_an_invalid_request() {
 }
 
 #[test]
-fn the_mode_of_the_queue_pair_says_what_it_answers() {
+pub fn the_mode_of_the_queue_pair_says_what_it_answers() {
     const NONE: u64 = 0;
     const AS_SPECIFIED: u64 = 1;
     let (plain, masked, word) = (

@@ -58,7 +58,7 @@ fn post(guest: &Guest, qp: &mut Qp, buffer: u64, size: usize) -> u16 {
 }
 
 #[test]
-fn a_copy_in_one_packet_is_executed_and_memory_is_not() {
+pub fn a_copy_in_one_packet_is_executed_and_memory_is_not() {
     let (guest, mut side) = side();
     for round in 0..40 {
         let index = post(&guest, &mut side.qp, BUFFERS[round % 2], 64);
@@ -69,7 +69,7 @@ fn a_copy_in_one_packet_is_executed_and_memory_is_not() {
 }
 
 #[test]
-fn a_copy_in_pieces_is_one_once_the_page_is_known_for_copies() {
+pub fn a_copy_in_pieces_is_one_once_the_page_is_known_for_copies() {
     for size in [4, 8, 16, 32] {
         let (guest, mut side) = side();
         patient(&guest);
@@ -84,7 +84,7 @@ fn a_copy_in_pieces_is_one_once_the_page_is_known_for_copies() {
 }
 
 #[test]
-fn a_doorbell_alone_takes_the_wqe_from_memory_whatever_came_before() {
+pub fn a_doorbell_alone_takes_the_wqe_from_memory_whatever_came_before() {
     let (guest, mut side) = side();
     let qp = &mut side.qp;
     for _ in 0..3 {
@@ -106,7 +106,7 @@ fn a_doorbell_alone_takes_the_wqe_from_memory_whatever_came_before() {
 }
 
 #[test]
-fn a_copy_that_is_broken_off_or_out_of_order_is_a_doorbell() {
+pub fn a_copy_that_is_broken_off_or_out_of_order_is_a_doorbell() {
     for (name, pieces) in [
         ("broken off", &[0usize, 1, 2, 3][..]),
         ("out of order", &[0, 1, 3, 2, 4, 5, 6, 7]),
@@ -135,7 +135,7 @@ fn a_copy_that_is_broken_off_or_out_of_order_is_a_doorbell() {
 }
 
 #[test]
-fn a_command_finds_what_was_rung_before_it() {
+pub fn a_command_finds_what_was_rung_before_it() {
     let (mut guest, mut side) = side();
     patient(&guest);
     let qp = &mut side.qp;
@@ -148,7 +148,7 @@ fn a_command_finds_what_was_rung_before_it() {
 }
 
 #[test]
-fn writes_to_another_page_do_not_break_a_copy_off() {
+pub fn writes_to_another_page_do_not_break_a_copy_off() {
     let (mut guest, mut side) = side();
     patient(&guest);
     let other = guest.alloc(opcode::ALLOC_UAR);
@@ -169,7 +169,7 @@ fn writes_to_another_page_do_not_break_a_copy_off() {
 }
 
 #[test]
-fn data_comes_with_the_copy() {
+pub fn data_comes_with_the_copy() {
     let Pair { guests, mut sides } = Pair::new();
     let [a, b] = &mut sides;
     let inline = |byte: u8, len: usize| {
@@ -200,7 +200,7 @@ fn data_comes_with_the_copy() {
 }
 
 #[test]
-fn a_copy_through_a_foreign_page_rings_nothing() {
+pub fn a_copy_through_a_foreign_page_rings_nothing() {
     let (mut guest, mut side) = side();
     let own = guest.uar;
     side.qp.put(&guest, send::NOP, SIGNALLED, 0, &[]);
@@ -215,7 +215,7 @@ fn a_copy_through_a_foreign_page_rings_nothing() {
 }
 
 #[test]
-fn a_copy_of_what_is_not_next_is_taken_from_memory() {
+pub fn a_copy_of_what_is_not_next_is_taken_from_memory() {
     let (guest, mut side) = side();
     let qp = &mut side.qp;
     qp.put(&guest, send::NOP, 0, 0, &[]);
@@ -279,7 +279,7 @@ fn first_completion(size: usize, guest: &mut Guest) -> u16 {
 }
 
 #[test]
-fn the_driver_s_test_sees_whether_writes_are_combined() {
+pub fn the_driver_s_test_sees_whether_writes_are_combined() {
     let mut guest = crate::guest::guests(1).pop().unwrap();
     patient(&guest);
     assert_eq!(first_completion(64, &mut guest), 1, "whole copies");
@@ -288,7 +288,7 @@ fn the_driver_s_test_sees_whether_writes_are_combined() {
 }
 
 #[test]
-fn a_send_queue_has_its_own_commands_and_states() {
+pub fn a_send_queue_has_its_own_commands_and_states() {
     const BAD_PARAM: u8 = 3;
     const BAD_RESOURCE: u8 = 5;
     const BAD_RESOURCE_STATE: u8 = 9;

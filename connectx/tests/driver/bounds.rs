@@ -12,7 +12,7 @@ const NO_RESOURCES: u8 = 0x0f;
 
 /// The largest lists that one command can bring, of the same pages again and again.
 #[test]
-fn lists_of_all_objects_together_have_a_limit() {
+pub fn lists_of_all_objects_together_have_a_limit() {
     let mut guest = guests(1).pop().unwrap();
     let most = connectx::objects::device::TRANSLATIONS as u64;
     const PAGES: u64 = 1 << 17;
@@ -47,7 +47,7 @@ fn lists_of_all_objects_together_have_a_limit() {
 }
 
 #[test]
-fn one_page_cannot_be_given_for_ever() {
+pub fn one_page_cannot_be_given_for_ever() {
     let mut guest = guests(1).pop().unwrap();
     let mut give = input(opcode::MANAGE_PAGES, 16);
     header::op_mod.set(&mut give, 1);
@@ -60,7 +60,7 @@ fn one_page_cannot_be_given_for_ever() {
 
 /// A deadline in hours and one in microseconds, again and again: the timers hold one of each queue pair's halves.
 #[test]
-fn deadlines_do_not_pile_up() {
+pub fn deadlines_do_not_pile_up() {
     let Pair {
         mut guests,
         mut sides,
@@ -85,7 +85,7 @@ fn deadlines_do_not_pile_up() {
 }
 
 #[test]
-fn a_umem_stays_while_a_key_has_its_pages() {
+pub fn a_umem_stays_while_a_key_has_its_pages() {
     let mut guest = guests(1).pop().unwrap();
     let pd = guest.alloc(opcode::ALLOC_PD);
     let at = guest.ram.alloc(4096);

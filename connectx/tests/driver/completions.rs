@@ -90,7 +90,7 @@ fn sender(guest: &mut Guest, cqn: u32) -> Qp {
 const NONE: (u8, u8, u16) = (15, 1, 0xffff);
 
 #[test]
-fn a_completion_is_the_second_half_of_128_bytes() {
+pub fn a_completion_is_the_second_half_of_128_bytes() {
     let mut guest = crate::guest::guests(1).pop().unwrap();
     let cq = Raw::new(&mut guest, 2, |c| cqc::cqe_sz.set(c, 1));
     let mut qp = sender(&mut guest, cq.cqn);
@@ -106,7 +106,7 @@ fn a_completion_is_the_second_half_of_128_bytes() {
 }
 
 #[test]
-fn a_collapsed_queue_keeps_the_last_completion_and_never_overruns() {
+pub fn a_collapsed_queue_keeps_the_last_completion_and_never_overruns() {
     let mut guest = crate::guest::guests(1).pop().unwrap();
     let cq = Raw::new(&mut guest, 2, |c| cqc::cc.set(c, 1));
     let mut qp = sender(&mut guest, cq.cqn);
@@ -119,7 +119,7 @@ fn a_collapsed_queue_keeps_the_last_completion_and_never_overruns() {
 }
 
 #[test]
-fn a_queue_that_ignores_overruns_goes_round_over_what_nobody_read() {
+pub fn a_queue_that_ignores_overruns_goes_round_over_what_nobody_read() {
     let mut guest = crate::guest::guests(1).pop().unwrap();
     let cq = Raw::new(&mut guest, 2, |c| cqc::oi.set(c, 1));
     let mut qp = sender(&mut guest, cq.cqn);
@@ -133,7 +133,7 @@ fn a_queue_that_ignores_overruns_goes_round_over_what_nobody_read() {
 }
 
 #[test]
-fn a_queue_changes_the_size_of_its_entries_too() {
+pub fn a_queue_changes_the_size_of_its_entries_too() {
     let mut guest = crate::guest::guests(1).pop().unwrap();
     let mut cq = Raw::new(&mut guest, 3, |_| {});
     let mut qp = sender(&mut guest, cq.cqn);

@@ -43,7 +43,7 @@ fn key(guest: &mut Guest, pd: u32, at: u64, len: u64) -> Vec<u8> {
 }
 
 #[test]
-fn data_goes_from_and_to_device_memory() {
+pub fn data_goes_from_and_to_device_memory() {
     let Pair {
         mut guests,
         mut sides,
@@ -89,7 +89,7 @@ fn data_goes_from_and_to_device_memory() {
 }
 
 #[test]
-fn device_memory_is_given_once_and_taken_when_no_key_names_it() {
+pub fn device_memory_is_given_once_and_taken_when_no_key_names_it() {
     let mut guest = guests(1).remove(0);
     let pd = guest.alloc(opcode::ALLOC_PD);
     assert_ne!(status(&alloc(&mut guest, 100)), 0, "units of 64 bytes");

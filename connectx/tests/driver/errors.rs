@@ -44,7 +44,7 @@ fn fails(pair: &mut Pair, op: u8, segments: &[[u8; 16]], expected: u8) {
 }
 
 #[test]
-fn a_wrong_remote_key_stops_both_sides() {
+pub fn a_wrong_remote_key_stops_both_sides() {
     let mut pair = Pair::new();
     let (at, key) = (pair.sides[1].at, pair.sides[1].key);
     let local = pointer(4, pair.sides[0].key, pair.sides[0].at);
@@ -68,7 +68,7 @@ fn a_wrong_remote_key_stops_both_sides() {
 }
 
 #[test]
-fn the_last_byte_may_be_written_and_the_next_not() {
+pub fn the_last_byte_may_be_written_and_the_next_not() {
     let mut pair = Pair::new();
     let (at, key) = (pair.sides[1].at, pair.sides[1].key);
     let local = pointer(4, pair.sides[0].key, pair.sides[0].at);
@@ -93,7 +93,7 @@ fn the_last_byte_may_be_written_and_the_next_not() {
 }
 
 #[test]
-fn a_key_without_the_right_is_no_key() {
+pub fn a_key_without_the_right_is_no_key() {
     for (op, rights) in [
         (send::RDMA_WRITE, 0x17),
         (send::RDMA_READ, 0x1b),
@@ -115,7 +115,7 @@ fn a_key_without_the_right_is_no_key() {
 }
 
 #[test]
-fn a_queue_pair_without_the_right_refuses() {
+pub fn a_queue_pair_without_the_right_refuses() {
     let mut pair = Pair::with(|s| s.rights = 0);
     let segments = [
         remote(pair.sides[1].at, pair.sides[1].key),
@@ -130,7 +130,7 @@ fn a_queue_pair_without_the_right_refuses() {
 }
 
 #[test]
-fn a_key_of_another_domain_is_refused() {
+pub fn a_key_of_another_domain_is_refused() {
     let mut pair = Pair::new();
     let other = pair.guests[1].alloc(opcode::ALLOC_PD);
     let (key, at) = pair.guests[1].region(other, 4096);
@@ -144,7 +144,7 @@ fn a_key_of_another_domain_is_refused() {
 }
 
 #[test]
-fn a_wrong_local_key_fails_here() {
+pub fn a_wrong_local_key_fails_here() {
     let mut pair = Pair::new();
     let there = remote(pair.sides[1].at, pair.sides[1].key);
     let local = pointer(4, pair.sides[0].key ^ 0x1000, pair.sides[0].at);
@@ -162,7 +162,7 @@ fn a_wrong_local_key_fails_here() {
 }
 
 #[test]
-fn a_malformed_wqe_fails_here() {
+pub fn a_malformed_wqe_fails_here() {
     for (op, count) in [(0x2c, 2), (send::RDMA_WRITE, 0), (send::ATOMIC_FA, 2)] {
         let mut pair = Pair::new();
         let segment = pointer(4, pair.sides[0].key, pair.sides[0].at);
@@ -171,7 +171,7 @@ fn a_malformed_wqe_fails_here() {
 }
 
 #[test]
-fn a_message_longer_than_its_receive_stops_both_sides() {
+pub fn a_message_longer_than_its_receive_stops_both_sides() {
     let mut pair = Pair::new();
     let (at, key) = (pair.sides[1].at, pair.sides[1].key);
     pair.sides[1].qp.receive(&pair.guests[1], key, at, 63);
@@ -185,7 +185,7 @@ fn a_message_longer_than_its_receive_stops_both_sides() {
 }
 
 #[test]
-fn a_receive_with_a_bad_key_is_a_remote_operation_error() {
+pub fn a_receive_with_a_bad_key_is_a_remote_operation_error() {
     let mut pair = Pair::new();
     let (at, key) = (pair.sides[1].at, pair.sides[1].key);
     pair.sides[1]
@@ -201,7 +201,7 @@ fn a_receive_with_a_bad_key_is_a_remote_operation_error() {
 }
 
 #[test]
-fn a_receiver_that_is_not_ready_is_asked_again() {
+pub fn a_receiver_that_is_not_ready_is_asked_again() {
     let mut pair = Pair::new();
     let Pair { guests, sides } = &mut pair;
     let [a, b] = sides;
@@ -213,7 +213,7 @@ fn a_receiver_that_is_not_ready_is_asked_again() {
 }
 
 #[test]
-fn a_receiver_that_never_gets_ready_is_given_up() {
+pub fn a_receiver_that_never_gets_ready_is_given_up() {
     let mut pair = Pair::with(|s| s.rnr_retries = 2);
     let local = pointer(64, pair.sides[0].key, pair.sides[0].at);
     fails(&mut pair, send::SEND, &[local], syndrome::RNR_RETRY_EXC);
@@ -221,7 +221,7 @@ fn a_receiver_that_never_gets_ready_is_given_up() {
 }
 
 #[test]
-fn a_peer_that_is_gone_is_given_up() {
+pub fn a_peer_that_is_gone_is_given_up() {
     let mut pair = Pair::new();
     let Pair { guests, sides } = &mut pair;
     assert_eq!(guests[1].on_object(opcode::DESTROY_QP, sides[1].qp.qpn), 0);
@@ -239,7 +239,7 @@ fn a_peer_that_is_gone_is_given_up() {
 }
 
 #[test]
-fn a_foreign_page_rings_nothing() {
+pub fn a_foreign_page_rings_nothing() {
     let mut pair = Pair::new();
     let Pair { guests, sides } = &mut pair;
     let [a, b] = sides;
@@ -263,7 +263,7 @@ fn a_foreign_page_rings_nothing() {
 }
 
 #[test]
-fn an_overrun_completion_queue_says_so() {
+pub fn an_overrun_completion_queue_says_so() {
     let mut pair = Pair::new();
     let Pair { guests, sides } = &mut pair;
     let small = Cq::new(&mut guests[0], 1);
@@ -287,7 +287,7 @@ fn an_overrun_completion_queue_says_so() {
 }
 
 #[test]
-fn work_posted_in_error_is_flushed() {
+pub fn work_posted_in_error_is_flushed() {
     let mut pair = Pair::new();
     let Pair { guests, sides } = &mut pair;
     let [a, b] = sides;
@@ -309,7 +309,7 @@ fn work_posted_in_error_is_flushed() {
 }
 
 #[test]
-fn transitions_out_of_order_are_refused() {
+pub fn transitions_out_of_order_are_refused() {
     let mut pair = Pair::new();
     let Pair { guests, sides } = &mut pair;
     let qp = &sides[0].qp;

@@ -30,7 +30,7 @@ fn counter(pair: &mut Pair) -> u16 {
 }
 
 #[test]
-fn a_delayed_completion_comes_late_and_in_order() {
+pub fn a_delayed_completion_comes_late_and_in_order() {
     let mut pair = Pair::new();
     let qpn = pair.sides[0].qp.qpn;
     // An hour.
@@ -51,7 +51,7 @@ fn a_delayed_completion_comes_late_and_in_order() {
 }
 
 #[test]
-fn a_reordered_completion_is_overtaken_once_or_comes_alone() {
+pub fn a_reordered_completion_is_overtaken_once_or_comes_alone() {
     let mut pair = Pair::new();
     let qpn = pair.sides[0].qp.qpn;
     fault(&pair.guests[0], &format!("reorder {qpn}"));
@@ -65,7 +65,7 @@ fn a_reordered_completion_is_overtaken_once_or_comes_alone() {
 }
 
 #[test]
-fn the_state_of_the_nic_tells_of_a_reset_and_the_next_driver_ends_it() {
+pub fn the_state_of_the_nic_tells_of_a_reset_and_the_next_driver_ends_it() {
     let state = |guest: &Guest| {
         let mut word = [0; 4];
         guest.hca.bar_read(0, 0x14, &mut word);
@@ -82,7 +82,7 @@ fn the_state_of_the_nic_tells_of_a_reset_and_the_next_driver_ends_it() {
 }
 
 #[test]
-fn objects_that_the_driver_forgot_are_counted() {
+pub fn objects_that_the_driver_forgot_are_counted() {
     use connectx::ifc::opcode;
     let mut guest = crate::guest::guests(1).pop().unwrap();
     let before: u64 = ["uar", "eq"].iter().map(|kind| guest.count(kind)).sum();

@@ -61,7 +61,7 @@ pub fn any_input(random: &mut Random) -> Vec<u8> {
 }
 
 #[test]
-fn any_command_is_answered() {
+pub fn any_command_is_answered() {
     let mut guest = guests(1).pop().unwrap();
     let mut random = Random(0x1234_5678_9abc_def1);
     for round in 0..6000 {
@@ -76,7 +76,7 @@ fn any_command_is_answered() {
 }
 
 #[test]
-fn short_and_long_inputs_are_refused() {
+pub fn short_and_long_inputs_are_refused() {
     let mut guest = guests(1).pop().unwrap();
     for op in 0x100..0xb00u16 {
         let mut input = vec![0; 4];
@@ -96,7 +96,7 @@ fn short_and_long_inputs_are_refused() {
 }
 
 #[test]
-fn any_register_access_is_survived() {
+pub fn any_register_access_is_survived() {
     let guest = guests(1).pop().unwrap();
     let mut random = Random(42);
     for _ in 0..20_000 {
@@ -114,7 +114,7 @@ fn any_register_access_is_survived() {
 }
 
 #[test]
-fn any_queue_content_is_survived() {
+pub fn any_queue_content_is_survived() {
     let mut random = Random(7);
     for _ in 0..60 {
         wild(&mut Pair::new(), &mut random);
@@ -153,7 +153,7 @@ pub fn wild(pair: &mut Pair, random: &mut Random) {
 }
 
 #[test]
-fn memory_that_is_gone_is_a_counted_fault() {
+pub fn memory_that_is_gone_is_a_counted_fault() {
     let Pair { guests, mut sides } = Pair::new();
     let [a, b] = &mut sides;
     guests[0].hca.bus_master(false);

@@ -303,7 +303,7 @@ fn cases(guest: &mut Guest, alice: &User, bob: &User) -> Vec<(&'static str, Vec<
 }
 
 #[test]
-fn no_command_takes_another_user_s_object() {
+pub fn no_command_takes_another_user_s_object() {
     let mut guest = guests(1).pop().unwrap();
     let (alice, bob) = (user(&mut guest), user(&mut guest));
     let cases = cases(&mut guest, &alice, &bob);
@@ -377,7 +377,7 @@ fn no_command_takes_another_user_s_object() {
 }
 
 #[test]
-fn creations_are_carried_out_for_who_owns_everything() {
+pub fn creations_are_carried_out_for_who_owns_everything() {
     let mut guest = guests(1).pop().unwrap();
     let u = user(&mut guest);
     let cq = create_cq(&guest, &u);
@@ -395,7 +395,7 @@ fn creations_are_carried_out_for_who_owns_everything() {
 }
 
 #[test]
-fn only_the_driver_sends_the_driver_s_commands() {
+pub fn only_the_driver_sends_the_driver_s_commands() {
     let mut guest = guests(1).pop().unwrap();
     guest.uid = user(&mut guest).uid;
     for opcode in cmd::of_driver() {

@@ -39,7 +39,7 @@ fn create_cq(guest: &mut Guest, id: u32, offset: u64, dbr: u64, log: u64) -> (u8
 }
 
 #[test]
-fn a_queue_fits_its_umem_or_is_refused() {
+pub fn a_queue_fits_its_umem_or_is_refused() {
     let mut guest = guests(1).pop().unwrap();
     let id = register(&mut guest, 2, 64);
     const BAD_PARAM: u8 = 0x03;
@@ -63,7 +63,7 @@ fn a_queue_fits_its_umem_or_is_refused() {
 }
 
 #[test]
-fn a_umem_stays_while_queues_lie_in_it() {
+pub fn a_umem_stays_while_queues_lie_in_it() {
     let mut guest = guests(1).pop().unwrap();
     let id = register(&mut guest, 2, 0);
     let (status, cqn) = create_cq(&mut guest, id, 0, 4096, 6);
@@ -75,7 +75,7 @@ fn a_umem_stays_while_queues_lie_in_it() {
 }
 
 #[test]
-fn a_umem_of_another_user_is_refused() {
+pub fn a_umem_of_another_user_is_refused() {
     let mut guest = guests(1).pop().unwrap();
     let mut user = || {
         let out = guest.ok(input(opcode::CREATE_UCTX, 64), 16);
@@ -92,7 +92,7 @@ fn a_umem_of_another_user_is_refused() {
 }
 
 #[test]
-fn a_queue_moves_to_larger_memory_without_losing_anything() {
+pub fn a_queue_moves_to_larger_memory_without_losing_anything() {
     let Pair {
         mut guests,
         mut sides,

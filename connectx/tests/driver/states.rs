@@ -104,7 +104,7 @@ fn bring(guest: &mut Guest, side: &mut Side, service: u64, state: u64) -> bool {
 }
 
 #[test]
-fn every_command_in_every_state() {
+pub fn every_command_in_every_state() {
     const COMMANDS: [u16; 9] = [
         RST2INIT_QP,
         INIT2INIT_QP,
@@ -183,7 +183,7 @@ fn options(service: u64, op: u16) -> u32 {
 }
 
 #[test]
-fn every_optional_parameter_of_every_transition() {
+pub fn every_optional_parameter_of_every_transition() {
     for service in SERVICES {
         for (state, op) in [
             (RESET, RST2INIT_QP),
@@ -214,7 +214,7 @@ fn every_optional_parameter_of_every_transition() {
 }
 
 #[test]
-fn what_the_mask_does_not_name_stays() {
+pub fn what_the_mask_does_not_name_stays() {
     let (mut guest, mut side) = fresh(RC);
     bring(&mut guest, &mut side, RC, RTS);
     let rights = |guest: &mut Guest, side: &Side| {
@@ -234,7 +234,7 @@ fn what_the_mask_does_not_name_stays() {
 }
 
 #[test]
-fn a_send_queue_in_error_flushes_until_it_is_ready_again() {
+pub fn a_send_queue_in_error_flushes_until_it_is_ready_again() {
     for service in [UC, UD] {
         let (mut guest, mut side) = fresh(service);
         bring(&mut guest, &mut side, service, SQER);

@@ -155,7 +155,7 @@ fn flushed(receive: bool) -> Seen {
 }
 
 #[test]
-fn every_failure_is_earned() {
+pub fn every_failure_is_earned() {
     use syndrome::*;
     let mut all = BTreeSet::new();
     let mut row = |name: &str, expected: Seen, seen: Seen| {

@@ -12,7 +12,7 @@ fn pattern(len: usize, seed: u8) -> Vec<u8> {
 }
 
 #[test]
-fn writes_of_all_sizes_arrive() {
+pub fn writes_of_all_sizes_arrive() {
     let Pair { guests, mut sides } = Pair::new();
     // Around the MTU of 1024, unaligned, and long enough for acknowledgements inside the message.
     for (i, len) in [0usize, 1, 63, 1023, 1024, 1025, 4096, 100_000, 1_000_000]
@@ -38,7 +38,7 @@ fn writes_of_all_sizes_arrive() {
 }
 
 #[test]
-fn reads_bring_data_back() {
+pub fn reads_bring_data_back() {
     let Pair { guests, mut sides } = Pair::new();
     for len in [1usize, 1024, 50_000] {
         let data = pattern(len, 9);
@@ -58,7 +58,7 @@ fn reads_bring_data_back() {
 }
 
 #[test]
-fn sends_use_up_receives_in_order() {
+pub fn sends_use_up_receives_in_order() {
     let Pair { guests, mut sides } = Pair::new();
     let [a, b] = &mut sides;
     for i in 0..20u32 {
@@ -83,7 +83,7 @@ fn sends_use_up_receives_in_order() {
 }
 
 #[test]
-fn write_with_immediate_needs_a_receive_and_tells_the_length() {
+pub fn write_with_immediate_needs_a_receive_and_tells_the_length() {
     let Pair { guests, mut sides } = Pair::new();
     let [a, b] = &mut sides;
     b.qp.receive(&guests[1], b.key, b.at, 0);
@@ -102,7 +102,7 @@ fn write_with_immediate_needs_a_receive_and_tells_the_length() {
 }
 
 #[test]
-fn unsignalled_work_is_silent_and_the_ring_wraps() {
+pub fn unsignalled_work_is_silent_and_the_ring_wraps() {
     let Pair { guests, mut sides } = Pair::new();
     let [a, b] = &mut sides;
     for round in 0..10u16 {
@@ -133,7 +133,7 @@ fn unsignalled_work_is_silent_and_the_ring_wraps() {
 }
 
 #[test]
-fn a_dump_waits_for_the_read_before_it_and_checks_its_key() {
+pub fn a_dump_waits_for_the_read_before_it_and_checks_its_key() {
     let Pair { guests, mut sides } = Pair::new();
     let [a, b] = &mut sides;
     guests[1].ram.set(b.at, b"data");
@@ -153,7 +153,7 @@ fn a_dump_waits_for_the_read_before_it_and_checks_its_key() {
 }
 
 #[test]
-fn a_queue_pair_talks_to_itself() {
+pub fn a_queue_pair_talks_to_itself() {
     let mut guests = crate::guest::guests(1);
     let mut side = crate::guest::Side::new(&mut guests[0]);
     let settings = crate::guest::Settings::to(1, side.qp.qpn);
@@ -167,7 +167,7 @@ fn a_queue_pair_talks_to_itself() {
 }
 
 #[test]
-fn completions_make_one_event_for_one_arming() {
+pub fn completions_make_one_event_for_one_arming() {
     let Pair {
         mut guests,
         mut sides,
@@ -228,7 +228,7 @@ fn bind(key: u32, qpn: u32, under: u32, at: u64, len: u64) -> Vec<[u8; 16]> {
 }
 
 #[test]
-fn a_window_opens_for_its_queue_pair_until_it_is_invalidated() {
+pub fn a_window_opens_for_its_queue_pair_until_it_is_invalidated() {
     let Pair {
         mut guests,
         mut sides,
@@ -256,7 +256,7 @@ fn a_window_opens_for_its_queue_pair_until_it_is_invalidated() {
 }
 
 #[test]
-fn the_peer_may_close_a_window_with_its_message() {
+pub fn the_peer_may_close_a_window_with_its_message() {
     let Pair {
         mut guests,
         mut sides,
@@ -293,7 +293,7 @@ fn the_peer_may_close_a_window_with_its_message() {
 }
 
 #[test]
-fn the_peer_cannot_close_what_does_not_permit_it() {
+pub fn the_peer_cannot_close_what_does_not_permit_it() {
     let Pair { guests, mut sides } = Pair::new();
     let [a, b] = &mut sides;
     b.qp.receive(&guests[1], b.key, b.at, 64);
@@ -308,7 +308,7 @@ fn the_peer_cannot_close_what_does_not_permit_it() {
 }
 
 #[test]
-fn a_window_is_bound_once_and_page_entries_are_the_driver_s() {
+pub fn a_window_is_bound_once_and_page_entries_are_the_driver_s() {
     for bound_twice in [true, false] {
         let Pair {
             mut guests,
