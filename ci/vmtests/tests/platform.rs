@@ -83,7 +83,9 @@ impl Traffic {
         let start = |nic: Bdf, peer: &[&str]| -> Result<Child> {
             let device = rdma(nic).context("no RDMA device")?;
             let mut command = Command::new("timeout");
-            command.args(["120", "ibv_rc_pingpong", "-n", iterations, "-d", &device]);
+            // By events: polling would keep from the driver's recovery the processors that it needs.
+            command.args(["120", "ibv_rc_pingpong", "-e", "-n", iterations]);
+            command.args(["-d", &device]);
             command
                 .args(peer)
                 .stdout(Stdio::null())
