@@ -36,6 +36,9 @@ pub struct Options {
     /// Give the guest an IOMMU that all devices are behind.
     #[arg(long)]
     pub iommu: bool,
+    /// Take a capability away from the NICs: NAME=VALUE.
+    #[arg(long = "cap")]
+    pub caps: Vec<String>,
     /// Load ibgda.ko in the guest.
     #[arg(long)]
     pub module: bool,

@@ -66,6 +66,7 @@ pub fn start(options: &Options) -> Result<Result<Option<Guarded>, Outcome>> {
             ])
             .args(["--hosts", hosts])
             .args(options.iommu.then_some("--acs"))
+            .args(options.caps.iter().flat_map(|cap| ["--cap", cap]))
             .arg("--dir")
             .arg(&dir)
             .args(further.iter().flatten())
