@@ -8,5 +8,6 @@
 pub mod broker;
 pub mod machine;
 pub mod process;
+pub mod rdma;
 pub mod tools;
 pub mod verbs;

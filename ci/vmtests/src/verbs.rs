@@ -62,6 +62,16 @@ impl Verbs {
         }
     }
 
+    /// The context, open as long as this lives.
+    pub(crate) fn context(&self) -> *mut sys::ibv_context {
+        self.context.as_ptr()
+    }
+
+    /// The protection domain.
+    pub(crate) fn pd(&self) -> *mut sys::ibv_pd {
+        self.pd.as_ptr()
+    }
+
     /// The command file.
     pub fn uverbs(&self) -> BorrowedFd<'_> {
         // SAFETY: the context keeps the file.
