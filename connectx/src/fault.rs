@@ -19,7 +19,7 @@ use crate::wire::port::PortState;
 
 /// What `fault` takes after the function's name.
 pub const USAGE: &str = "FUNCTION health freeze|run | syndrome N | command-timeout MILLISECONDS | reset [after N] | swallow OPCODE | fail OPCODE STATUS \
-                         | wqe QPN SYNDROME [VENDOR] | delay QPN MICROSECONDS | reorder QPN | pages N | uars newest-first|oldest-first | clear";
+                         | wqe QPN SYNDROME [VENDOR] | delay QPN MICROSECONDS | reorder QPN | stray KEY | pages N | uars newest-first|oldest-first | clear";
 /// What `link` takes after the function's name.
 pub const LINK_USAGE: &str = "FUNCTION up|down | loss PER_MILLION | delay MICROSECONDS";
 
@@ -127,6 +127,8 @@ pub enum Fault {
     Wqe(u32, Failure),
     /// The next completion of a queue pair is held back.
     Hold(u32, Hold),
+    /// A key's pages are not where it says: no memory is there.
+    Stray(u32),
     /// The device asks for pages, or (negative) wants to give some back.
     Pages(i32),
     /// Which of the freed UAR pages is handed out next.
@@ -202,6 +204,7 @@ impl Fault {
                 Self::Hold(numeric("QPN", qpn)?, Hold::Delay(delay))
             }
             ["reorder", qpn] => Self::Hold(numeric("QPN", qpn)?, Hold::Reorder),
+            ["stray", key] => Self::Stray(numeric("key", key)?),
             ["pages", pages] => {
                 let pages: i32 = pages
                     .parse()
@@ -216,14 +219,25 @@ impl Fault {
     }
 
     /// Arms the part of the fault that the device's commands and queues meet.
-    pub fn arm(self, device: &mut Device) {
+    pub fn arm(self, device: &mut Device) -> Result<(), String> {
         match self {
             Self::Reset(after) => device.faults.reset_after = Some(after),
             Self::Swallow(opcode) => device.faults.swallowed.push(opcode),
             Self::Fail(opcode, status) => device.faults.failing.push((opcode, status)),
             Self::Wqe(qpn, failure) => device.faults.wqes.push((qpn, failure)),
             Self::Hold(qpn, hold) => device.faults.holds.push((qpn, hold)),
-            Self::Pages(pages) => event::page_request(device, pages),
+            Self::Stray(key) => {
+                let mkey = device.mkeys.get_mut(key >> 8);
+                let astray = mkey.is_some_and(|mkey| mkey.translation.lead_astray());
+                if !astray {
+                    return Err(format!("no key {key:#x} of pages"));
+                }
+            }
+            Self::Pages(pages) => {
+                let at_rest = device.pages.at_rest as i64 + i64::from(pages);
+                device.pages.at_rest = usize::try_from(at_rest).unwrap_or(0);
+                event::page_request(device, pages);
+            }
             Self::UarReuse(order) => device.uars.set_reuse(order),
             Self::Clear => {
                 cmd::hand_back(device);
@@ -231,6 +245,7 @@ impl Fault {
             }
             Self::HealthFrozen(_) | Self::Syndrome(_) | Self::CommandTimeout(_) => {}
         }
+        Ok(())
     }
 }
 
@@ -306,6 +321,7 @@ mod tests {
             Ok(Fault::UarReuse(Reuse::OldestFirst))
         );
         assert_eq!(parse("pages -5"), Ok(Fault::Pages(-5)));
+        assert_eq!(parse("stray 0x1234"), Ok(Fault::Stray(0x1234)));
         assert_eq!(
             parse("delay 0x41 250"),
             Ok(Fault::Hold(0x41, Hold::Delay(Duration::from_micros(250))))

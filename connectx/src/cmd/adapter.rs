@@ -31,6 +31,7 @@ pub(super) fn disable_hca(device: &mut Device, _: &Request<'_>) -> Result<Reply,
 
 pub(super) fn init_hca(device: &mut Device, _: &Request<'_>) -> Result<Reply, Reject> {
     device.phase = Phase::Initialised;
+    super::pages::started(device);
     Ok(ok(16))
 }
 

@@ -114,6 +114,7 @@ pub fn doorbell(device: &mut Device, slots: u32) {
         if let Some(eqn) = reporter {
             event::command_done(device, eqn, 1 << slot);
         }
+        super::pages::balance(device);
     }
 }
 

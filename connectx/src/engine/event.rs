@@ -58,17 +58,18 @@ fn post(device: &mut Device, eqn: u32, mut entry: [u8; eqe::SIZE]) {
     }
 }
 
-/// Posts an asynchronous event to every queue that takes its type.
-fn broadcast(device: &mut Device, event_type: u8, entry: [u8; eqe::SIZE]) {
+/// Posts an asynchronous event to every queue that takes its type. False if none does.
+fn broadcast(device: &mut Device, event_type: u8, entry: [u8; eqe::SIZE]) -> bool {
     let takers: Vec<u32> = device
         .eqs
         .iter()
         .filter(|(_, eq)| eq.takes(event_type))
         .map(|(eqn, _)| eqn)
         .collect();
-    for eqn in takers {
+    for &eqn in &takers {
         post(device, eqn, entry);
     }
+    !takers.is_empty()
 }
 
 fn entry(event_type: u8) -> [u8; eqe::SIZE] {
@@ -122,11 +123,11 @@ pub fn port_change(device: &mut Device, sub_type: u8) {
     broadcast(device, kind::PORT_CHANGE, entry);
 }
 
-/// The device wants pages from the driver, or (negative) gives some back.
-pub fn page_request(device: &mut Device, pages: i32) {
+/// The device wants pages from the driver, or (negative) gives some back. False if nobody heard it.
+pub fn page_request(device: &mut Device, pages: i32) -> bool {
     let mut entry = entry(kind::PAGE_REQUEST);
     eqe::page_req_num_pages.set(&mut entry, u64::from(pages as u32));
-    broadcast(device, kind::PAGE_REQUEST, entry);
+    broadcast(device, kind::PAGE_REQUEST, entry)
 }
 
 /// The driver told how far it has read an event queue, and whether it wants an interrupt for more.

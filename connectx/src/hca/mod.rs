@@ -206,7 +206,7 @@ impl Function for Hca {
                     }
                     _ => {}
                 }
-                self.fabric.drive(self.index, |device| fault.arm(device));
+                self.fabric.drive(self.index, |device| fault.arm(device))?;
                 Ok(json!({"armed": words.join(" ")}))
             }
             "link" => {

@@ -230,6 +230,17 @@ pub struct Counters {
     pub blueflame_wqes: u64,
 }
 
+/// Memory that the driver lends the device.
+#[derive(Debug, Default)]
+pub struct Pages {
+    /// Bus addresses of the pages.
+    pub lent: Vec<u64>,
+    /// As many as the few objects of a device at rest need.
+    pub at_rest: usize,
+    /// The driver has been asked for pages, or told of some to take back, and has done neither yet.
+    pub asked: bool,
+}
+
 /// One function.
 pub struct Device {
     /// Name in logs.
@@ -251,7 +262,7 @@ pub struct Device {
     /// Command queue.
     pub commands: CommandQueue,
     /// Pages that the driver lent us.
-    pub pages: Vec<u64>,
+    pub pages: Pages,
     /// User contexts.
     pub uctxs: Table<Uctx>,
     /// UAR pages.
@@ -311,7 +322,7 @@ impl Device {
             caps: Capabilities::new(),
             power_on_caps: Capabilities::new(),
             commands: CommandQueue::default(),
-            pages: Vec::new(),
+            pages: Pages::default(),
             uctxs: Table::new(1, (1 << Capabilities::LOG_MAX_UCTX) - 1),
             uars: Table::new(FIRST_UAR, UARS),
             copies: Copies::default(),
@@ -370,7 +381,7 @@ impl Device {
         self.issi = 0;
         self.caps = self.power_on_caps.clone();
         self.port.cap_mask = CAP_MASK;
-        self.pages.clear();
+        self.pages = Pages::default();
         self.uctxs.clear();
         self.uars.clear();
         self.copies = Copies::default();
@@ -457,7 +468,7 @@ impl Device {
                 "mkey_free",
                 self.mkeys.iter().filter(|(_, k)| k.free).count() as u64,
             ),
-            ("pages", self.pages.len() as u64),
+            ("pages", self.pages.lent.len() as u64),
             ("translations", self.translations() as u64),
             ("timers", self.timers.len() as u64),
             ("commands", c.commands),

@@ -125,7 +125,19 @@ pub struct KeyEntry {
     pub address: u64,
 }
 
+/// A bit of a bus address that no host has memory at.
+const NOWHERE: u64 = 1 << 58;
+
 impl Translation {
+    /// Makes the pages lie where no memory is. `false` if the key has none.
+    pub fn lead_astray(&mut self) -> bool {
+        let Self::Pages { pages, .. } = self else {
+            return false;
+        };
+        pages.addresses = pages.addresses.iter().map(|page| page | NOWHERE).collect();
+        true
+    }
+
     /// Replaces entries from octoword `offset` on by `list`, which has the entries' layout. `false` if they do not fit.
     ///
     /// Lists come in units of 64 bytes, so that the last may reach beyond the key's own entries; what does is ignored.
