@@ -13,8 +13,8 @@ pub mod table;
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -23,8 +23,7 @@ use serde_json::{Map, Value, json};
 use crate::fault;
 use crate::log::Referee;
 use crate::pci::{self, ErrorKind};
-use crate::platform::Function;
-use crate::vfio::SharedConfig;
+use crate::vfio::Card;
 
 /// The longest request line in bytes.
 pub const MAX_LINE: usize = 64 * 1024;
@@ -33,20 +32,10 @@ pub const MAX_CLIENTS: usize = 64;
 /// How long a client may leave an answer unread before it is dropped.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A function that the commands reach.
-pub struct Device {
-    /// The function.
-    pub function: Arc<dyn Function>,
-    /// Its config space.
-    pub config: SharedConfig,
-    /// Makes it vanish ([`crate::vfio::Endpoint::vanish`]).
-    pub vanish: Arc<AtomicBool>,
-}
-
 /// What the commands work on.
 pub struct Model {
     /// Every function of the process.
-    pub devices: Vec<Device>,
+    pub devices: Vec<Arc<Card>>,
     /// Their referee.
     pub referee: Referee,
 }
@@ -97,6 +86,15 @@ pub const COMMANDS: &[Command] = &[
         run: help,
     },
     Command {
+        name: "insert",
+        usage: "FUNCTION",
+        help: "put a card back that was pulled, as after power-on; the host is not told",
+        run: |model, args| match model.device(args)?.insert() {
+            true => Ok(json!({"inserted": args[0]})),
+            false => Err(format!("{} has not been pulled", args[0])),
+        },
+    },
+    Command {
         name: "link",
         usage: fault::LINK_USAGE,
         help: "show or change the link at a NIC's port; loss and delay are for packets that it sends",
@@ -115,19 +113,19 @@ pub const COMMANDS: &[Command] = &[
         run: |_, _| process().map_err(|error| format!("/proc/self: {error}")),
     },
     Command {
+        name: "pull",
+        usage: "FUNCTION",
+        help: "tear the card out: reads give all ones, and it reaches nothing; the host is not told",
+        run: |model, args| match model.device(args)?.pull() {
+            true => Ok(json!({"pulled": args[0]})),
+            false => Err(format!("{} has been pulled already", args[0])),
+        },
+    },
+    Command {
         name: "refusals",
         usage: "[N]",
         help: "the last N things refused (20), oldest first, with object, field, value, rule and source",
         run: refusals,
-    },
-    Command {
-        name: "vanish",
-        usage: "FUNCTION",
-        help: "cut the function off at its host's next access, as a card that is pulled; it can be plugged in anew",
-        run: |model, args| {
-            model.device(args)?.vanish.store(true, Ordering::Release);
-            Ok(json!({"vanishes": args[0]}))
-        },
     },
 ];
 
@@ -136,7 +134,7 @@ fn counts(model: &Model, args: &[String]) -> Answer {
     let functions: Vec<Value> = model
         .devices
         .iter()
-        .map(|device| &device.function)
+        .map(|card| card.function())
         .filter(|f| wanted.is_none_or(|name| name == f.name()))
         .map(|f| {
             let mut row = Map::new();
@@ -159,11 +157,7 @@ fn counts(model: &Model, args: &[String]) -> Answer {
 fn config(model: &Model, args: &[String]) -> Answer {
     let device = model.device(args)?;
     let mut bytes = vec![0; pci::SIZE];
-    device
-        .config
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .read(0, &mut bytes);
+    device.config().read(0, &mut bytes);
     let line = |bytes: &[u8]| {
         bytes
             .iter()
@@ -172,7 +166,7 @@ fn config(model: &Model, args: &[String]) -> Answer {
             .join(" ")
     };
     let lines: Vec<String> = bytes.chunks(16).map(line).collect();
-    Ok(json!({"function": device.function.name(), "lines": lines}))
+    Ok(json!({"function": device.function().name(), "lines": lines}))
 }
 
 fn error(model: &Model, args: &[String]) -> Answer {
@@ -186,8 +180,7 @@ fn error(model: &Model, args: &[String]) -> Answer {
         .get(2)
         .and_then(|bits| number(bits))
         .ok_or("the third argument is a 32-bit number")?;
-    let mut config = device.config.lock().unwrap_or_else(PoisonError::into_inner);
-    match config.report_errors(kind, bits) {
+    match device.config().report_errors(kind, bits) {
         0 => Err(format!(
             "{bits:#x} has no bit of an error that the function can report"
         )),
@@ -221,8 +214,12 @@ fn process() -> io::Result<Value> {
 fn steer(command: &str, model: &Model, args: &[String]) -> Answer {
     let device = model.device(args)?;
     let words: Vec<&str> = args.iter().skip(1).map(String::as_str).collect();
-    tracing::info!("{}: {command} {}", device.function.name(), words.join(" "));
-    device.function.steer(command, &words)
+    tracing::info!(
+        "{}: {command} {}",
+        device.function().name(),
+        words.join(" ")
+    );
+    device.function().steer(command, &words)
 }
 
 fn help(_: &Model, _: &[String]) -> Answer {
@@ -253,15 +250,16 @@ struct Request {
 
 impl Model {
     /// The device that the first argument names.
-    fn device(&self, args: &[String]) -> Result<&Device, String> {
+    fn device(&self, args: &[String]) -> Result<&Card, String> {
         let name = args
             .first()
             .ok_or("the first argument is a function, such as nic0")?;
         let found = self
             .devices
             .iter()
-            .find(|device| device.function.name() == name);
-        found.ok_or_else(|| format!("no function {name}"))
+            .find(|card| card.function().name() == name);
+        let card = found.ok_or_else(|| format!("no function {name}"))?;
+        Ok(card)
     }
 
     /// Answers one request line; `None` for an empty one.
@@ -380,15 +378,9 @@ mod tests {
     use crate::log::Refusal;
     use std::io::Read;
 
-    fn gpu() -> Device {
+    fn gpu() -> Arc<Card> {
         let function = Arc::new(crate::gpu::Gpu::new(0, Referee::in_memory()).unwrap());
-        let config = Arc::new(std::sync::Mutex::new(function.config_space()));
-        let vanish = Arc::default();
-        Device {
-            function,
-            config,
-            vanish,
-        }
+        Card::new(function, 0, &crate::bus::Bus::new())
     }
 
     fn model() -> Arc<Model> {
@@ -436,7 +428,7 @@ mod tests {
             let request = json!({"command": command, "args": args});
             m.answer(request.to_string().as_bytes()).unwrap()
         };
-        let status = |m: &Model| m.devices[0].config.lock().unwrap().dword(0x104);
+        let status = |m: &Model| m.devices[0].config().dword(0x104);
         assert_eq!(
             run("error", &["gpu0", "uncorrectable", "0x4000"]),
             json!({"reported": "0x4000"})
@@ -463,6 +455,20 @@ mod tests {
             assert!(run("error", args)["error"].is_string(), "{args:?}");
         }
         assert_eq!(status(&m), 0x4000);
+    }
+
+    #[test]
+    fn a_card_is_pulled_once_and_inserted_once() {
+        let m = model();
+        let run = |command: &str| {
+            let request = json!({"command": command, "args": ["gpu0"]});
+            m.answer(request.to_string().as_bytes()).unwrap()
+        };
+        assert!(run("insert")["error"].is_string());
+        assert_eq!(run("pull"), json!({"pulled": "gpu0"}));
+        assert!(run("pull")["error"].is_string());
+        assert_eq!(run("insert"), json!({"inserted": "gpu0"}));
+        assert!(run("insert")["error"].is_string());
     }
 
     #[test]

@@ -19,7 +19,7 @@ use tracing_subscriber::EnvFilter;
 
 use connectx::bus::Bus;
 use connectx::cmd::caps::Capabilities;
-use connectx::ctl::{self, Device, Model};
+use connectx::ctl::{self, Model};
 use connectx::explain;
 use connectx::gpu::Gpu;
 use connectx::hca::{Hca, HcaConfig};
@@ -315,16 +315,8 @@ fn serve(
             referee.clone(),
         )?);
     }
-    let devices = functions
-        .iter()
-        .zip(&endpoints)
-        .map(|(function, endpoint)| Device {
-            function: Arc::clone(function),
-            config: endpoint.config(),
-            vanish: endpoint.vanish(),
-        });
     let model = Arc::new(Model {
-        devices: devices.collect(),
+        devices: endpoints.iter().map(Endpoint::card).collect(),
         referee,
     });
     let control: Vec<PathBuf> = [dir.join("ctl.sock")].into_iter().chain(ctl).collect();
@@ -386,7 +378,6 @@ fn serve_function(
         let end = match endpoint.serve() {
             Ok(departure) => {
                 match departure {
-                    Departure::Vanished => tracing::info!("{name}: vanished, as asked"),
                     Departure::Closed => tracing::info!("{name}: the client has gone"),
                     Departure::Broken(why) => tracing::warn!("{name}: the client was lost: {why}"),
                 }

@@ -36,10 +36,6 @@ use crate::platform::{Dma, Function, Interrupts, ResetKind};
 /// The longest access to a region that is served; no CPU makes a longer one, and the client's count is not to be trusted.
 const MAX_ACCESS: usize = 4096;
 
-/// Config space that the server and the control socket share. Locked for single accesses only, never while a function
-/// is called.
-pub type SharedConfig = Arc<Mutex<ConfigSpace>>;
-
 /// A function with its socket, ready to be served.
 pub struct Endpoint {
     server: Server,
@@ -92,21 +88,11 @@ impl Endpoint {
             .collect();
         let server = Server::new(path, true, irqs, regions)
             .with_context(|| format!("socket {}", path.display()))?;
-        let port = Port::new(bus, id);
-        let vectors = Arc::new(Vectors::new(vectors));
-        function.connect(
-            Arc::clone(&port) as Arc<dyn Dma>,
-            Arc::clone(&vectors) as Arc<dyn Interrupts>,
-        );
-        let config = Arc::new(Mutex::new(function.config_space()));
+        let card = Card::new(function, id, bus);
         let backend = Backend {
-            function,
-            config,
-            port,
-            vectors,
+            card,
             referee,
             client: Arc::default(),
-            vanish: Arc::default(),
             busy: false,
         };
         Ok(Self {
@@ -116,19 +102,14 @@ impl Endpoint {
         })
     }
 
-    /// The function's config space, for others to look at and to report errors in.
-    pub fn config(&self) -> SharedConfig {
-        Arc::clone(&self.backend.config)
+    /// The function as a card in its slot, for others to look at and to pull.
+    pub fn card(&self) -> Arc<Card> {
+        Arc::clone(&self.backend.card)
     }
 
     /// Set while a client is known to be there.
     pub fn client(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.backend.client)
-    }
-
-    /// Setting it makes the function vanish at its host's next access, as a card that is pulled: the connection is cut.
-    pub fn vanish(&self) -> Arc<AtomicBool> {
-        Arc::clone(&self.backend.vanish)
     }
 
     /// Serves one client until it goes away, then leaves the function as after power-on.
@@ -139,11 +120,10 @@ impl Endpoint {
         // The protocol crate panics on some malformed messages (a VERSION whose length or text is wrong).
         let outcome = catch_unwind(AssertUnwindSafe(|| server.run(backend)));
         if outcome.is_err() && self.backend.busy {
-            bail!("{} panicked", self.backend.function.name());
+            bail!("{} panicked", self.backend.card.name());
         }
         self.backend.client_gone();
         match outcome {
-            Err(panic) if panic.is::<Vanished>() => Ok(Departure::Vanished),
             Ok(Ok(())) => Ok(Departure::Closed),
             Ok(Err(error @ vfio_user::Error::SocketAccept(_))) => Err(error.into()),
             Ok(Err(error)) => Ok(Departure::Broken(error.to_string())),
@@ -152,16 +132,11 @@ impl Endpoint {
     }
 }
 
-/// What unwinds out of the protocol crate, which has no other way to end a connection.
-struct Vanished;
-
 /// How a client went away.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Departure {
     /// It closed the connection between two messages.
     Closed,
-    /// The function was asked to vanish.
-    Vanished,
     /// The connection broke, or what came was not the protocol.
     Broken(String),
 }
@@ -205,44 +180,79 @@ fn region(index: u32, size: u64, memory: Option<&SharedMemory>) -> ServerRegion 
     }
 }
 
-/// Translates one client's requests.
-struct Backend {
+/// A function in a slot of its host, from which it can be pulled.
+pub struct Card {
     function: Arc<dyn Function>,
-    config: SharedConfig,
+    /// Locked for single accesses only, never while the function is called.
+    config: Mutex<ConfigSpace>,
     port: Arc<Port>,
     vectors: Arc<Vectors>,
-    referee: Referee,
-    client: Arc<AtomicBool>,
-    /// Asked to vanish.
-    vanish: Arc<AtomicBool>,
-    /// Set while a request is being carried out, so that a panic there is told from one in the protocol crate.
-    busy: bool,
+    /// True while the slot is empty. Held while a request of the host's is carried out.
+    pulled: Mutex<bool>,
 }
 
-impl Backend {
-    /// Carries out a request.
-    fn busy<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
-        if !self.client.swap(true, Ordering::AcqRel) {
-            tracing::info!("{}: a client is connected", self.function.name());
-            // Whoever asked meant the client of that time.
-            self.vanish.store(false, Ordering::Release);
-        }
-        if self.vanish.swap(false, Ordering::AcqRel) {
-            std::panic::resume_unwind(Box::new(Vanished));
-        }
-        self.busy = true;
-        let result = work(self);
-        self.busy = false;
-        result
+impl Card {
+    /// Connects a function to the bus as number `id`.
+    pub fn new(function: Arc<dyn Function>, id: usize, bus: &Arc<Bus>) -> Arc<Self> {
+        let port = Port::new(bus, id);
+        let vectors = Arc::new(Vectors::new(function.msix_vectors()));
+        function.connect(
+            Arc::clone(&port) as Arc<dyn Dma>,
+            Arc::clone(&vectors) as Arc<dyn Interrupts>,
+        );
+        Arc::new(Self {
+            config: Mutex::new(function.config_space()),
+            function,
+            port,
+            vectors,
+            pulled: Mutex::default(),
+        })
     }
 
-    fn config(&self) -> MutexGuard<'_, ConfigSpace> {
+    /// The function.
+    pub fn function(&self) -> &Arc<dyn Function> {
+        &self.function
+    }
+
+    fn name(&self) -> &str {
+        self.function.name()
+    }
+
+    /// Its config space, to look at and to report errors in.
+    pub fn config(&self) -> MutexGuard<'_, ConfigSpace> {
         self.config.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn apply(&mut self, events: Vec<Event>) {
+    fn pulled(&self) -> MutexGuard<'_, bool> {
+        self.pulled.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Pulls the card: when this returns it reaches no memory and raises no interrupt any more, reads of it give all
+    /// ones, and writes go nowhere. The host is not told, as it is not when a card is torn out: its slot goes on to say
+    /// that there is one (a slot is the host's, and vfio-user has no word for it). False if it was pulled already.
+    pub fn pull(&self) -> bool {
+        let mut pulled = self.pulled();
+        if std::mem::replace(&mut *pulled, true) {
+            return false;
+        }
+        self.lose_power();
+        true
+    }
+
+    /// Puts the card back, as after power-on. False if it was there.
+    pub fn insert(&self) -> bool {
+        std::mem::replace(&mut *self.pulled(), false)
+    }
+
+    fn lose_power(&self) {
+        let events = self.config().reset(ResetKind::Bus);
+        self.apply(events);
+        *self.config() = self.function.config_space();
+    }
+
+    fn apply(&self, events: Vec<Event>) {
         for event in events {
-            tracing::debug!("{}: {event:?}", self.function.name());
+            tracing::debug!("{}: {event:?}", self.name());
             match event {
                 Event::BusMaster(true) => {
                     self.port.system().enable(true);
@@ -264,19 +274,41 @@ impl Backend {
             }
         }
     }
+}
+
+/// Translates one client's requests.
+struct Backend {
+    card: Arc<Card>,
+    referee: Referee,
+    client: Arc<AtomicBool>,
+    /// Set while a request is being carried out, so that a panic there is told from one in the protocol crate.
+    busy: bool,
+}
+
+impl Backend {
+    /// Carries out a request.
+    fn busy<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
+        if !self.client.swap(true, Ordering::AcqRel) {
+            tracing::info!("{}: a client is connected", self.card.name());
+        }
+        self.busy = true;
+        let result = work(self);
+        self.busy = false;
+        result
+    }
 
     fn client_gone(&mut self) {
-        let events = self.config().reset(ResetKind::Bus);
-        self.apply(events);
-        *self.config() = self.function.config_space();
-        self.vectors.clear();
-        self.port.system().clear();
+        let mut pulled = self.card.pulled();
+        self.card.lose_power();
+        *pulled = false;
+        self.card.vectors.clear();
+        self.card.port.system().clear();
         self.client.store(false, Ordering::Release);
     }
 
     /// The BAR that an access lies in, or a refusal.
     fn bar(&self, region: u32, offset: u64, len: usize) -> Option<usize> {
-        let sizes = self.function.bar_sizes();
+        let sizes = self.card.function.bar_sizes();
         let bar = usize::try_from(region)
             .ok()
             .filter(|&bar| bar < sizes.len());
@@ -296,13 +328,13 @@ impl Backend {
     /// Lays the MSI-X pending bits over what was read of a BAR. (The table is the host's: it emulates it, and tells of
     /// masks by SET_IRQS.)
     fn read_pending(&self, bar: usize, offset: u64, data: &mut [u8]) {
-        let Some((place, start)) = self.config().msix_pending() else {
+        let Some((place, start)) = self.card.config().msix_pending() else {
             return;
         };
         if place != bar {
             return;
         }
-        for (at, bits) in (start..).zip(self.vectors.pending()) {
+        for (at, bits) in (start..).zip(self.card.vectors.pending()) {
             let index = at.checked_sub(offset).and_then(|i| usize::try_from(i).ok());
             if let Some(byte) = index.and_then(|i| data.get_mut(i)) {
                 *byte = bits;
@@ -313,7 +345,7 @@ impl Backend {
     #[track_caller]
     fn refuse(&self, object: String, field: &str, value: String, rule: &str) {
         self.referee.refuse(Refusal {
-            function: self.function.name().into(),
+            function: self.card.function.name().into(),
             object,
             field: field.into(),
             value,
@@ -373,11 +405,18 @@ impl Backend {
         if data.len() > MAX_ACCESS {
             return Err(invalid("read too long"));
         }
+        let card = Arc::clone(&self.card);
+        let pulled = card.pulled();
+        if *pulled {
+            data.fill(0xff);
+            return Ok(());
+        }
         if region == VFIO_PCI_CONFIG_REGION_INDEX {
-            self.config()
+            self.card
+                .config()
                 .read(usize::try_from(offset).unwrap_or(usize::MAX), data);
         } else if let Some(bar) = self.bar(region, offset, data.len()) {
-            self.function.bar_read(bar, offset, data);
+            self.card.function.bar_read(bar, offset, data);
             self.read_pending(bar, offset, data);
         } else {
             data.fill(0xff);
@@ -389,13 +428,18 @@ impl Backend {
         if data.len() > MAX_ACCESS {
             return Err(invalid("write too long"));
         }
+        let card = Arc::clone(&self.card);
+        let pulled = card.pulled();
+        if *pulled {
+            return Ok(());
+        }
         if region == VFIO_PCI_CONFIG_REGION_INDEX {
-            let events = self
+            let events = card
                 .config()
                 .write(usize::try_from(offset).unwrap_or(usize::MAX), data);
-            self.apply(events);
+            self.card.apply(events);
         } else if let Some(bar) = self.bar(region, offset, data.len()) {
-            self.function.bar_write(bar, offset, data);
+            self.card.function.bar_write(bar, offset, data);
         }
         Ok(())
     }
@@ -411,7 +455,8 @@ impl Backend {
         // ROMs and other devices' registers come without a file: nothing that DMA could reach.
         let Some(file) = fd else { return Ok(()) };
         let writable = flags.contains(DmaMapFlags::WRITE);
-        self.port
+        self.card
+            .port
             .system()
             .map(address, size, file, offset, writable)
             .inspect_err(|error| {
@@ -426,16 +471,19 @@ impl Backend {
 
     fn do_dma_unmap(&mut self, flags: DmaUnmapFlags, address: u64, size: u64) -> io::Result<()> {
         if flags.contains(DmaUnmapFlags::UNMAP_ALL) {
-            self.port.system().clear();
+            self.card.port.system().clear();
         } else {
-            self.port.system().unmap(address, size);
+            self.card.port.system().unmap(address, size);
         }
         Ok(())
     }
 
     fn do_reset(&mut self) -> io::Result<()> {
-        let events = self.config().reset(ResetKind::Bus);
-        self.apply(events);
+        let pulled = self.card.pulled();
+        if !*pulled {
+            let events = self.card.config().reset(ResetKind::Bus);
+            self.card.apply(events);
+        }
         Ok(())
     }
 
@@ -453,7 +501,7 @@ impl Backend {
         // Without file descriptors the vectors are disconnected; with them there is one for each.
         let start = start as usize;
         let range = start.checked_add(count as usize).map(|end| start..end);
-        let vectors = usize::from(self.function.msix_vectors());
+        let vectors = usize::from(self.card.function.msix_vectors());
         let range = range.filter(|range| range.end <= vectors);
         let range = range.ok_or(invalid("no such vector"))?;
         let without_data = flags & VFIO_IRQ_SET_DATA_NONE != 0;
@@ -461,17 +509,17 @@ impl Backend {
             VFIO_IRQ_SET_ACTION_TRIGGER => {}
             action @ (VFIO_IRQ_SET_ACTION_MASK | VFIO_IRQ_SET_ACTION_UNMASK) if without_data => {
                 let masked = action == VFIO_IRQ_SET_ACTION_MASK;
-                range.for_each(|vector| self.vectors.mask(vector, masked));
+                range.for_each(|vector| self.card.vectors.mask(vector, masked));
                 return Ok(());
             }
             _ => return Err(invalid("vectors are triggered, or masked without data")),
         }
         if without_data {
             if count == 0 {
-                self.vectors.clear();
+                self.card.vectors.clear();
             } else {
                 // A trigger without data is the host asking for the interrupts.
-                range.for_each(|vector| self.vectors.raise(vector as u16));
+                range.for_each(|vector| self.card.vectors.raise(vector as u16));
             }
             return Ok(());
         }
@@ -483,7 +531,7 @@ impl Backend {
         }
         let mut fds = fds.into_iter();
         for vector in range {
-            self.vectors.assign(vector, fds.next())?;
+            self.card.vectors.assign(vector, fds.next())?;
         }
         Ok(())
     }

@@ -342,24 +342,54 @@ fn masked_vectors_are_pending_and_come_when_unmasked() {
 }
 
 #[test]
-fn a_function_vanishes_when_asked_and_is_there_for_the_next_client() {
-    let function = Arc::new(Probe::default());
+fn a_pulled_card_is_out_of_reach_and_reaches_nothing() {
+    let probe = Arc::new(Probe::default());
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("f.sock");
-    let referee = Referee::in_memory();
+    let (function, referee) = (Arc::clone(&probe), Referee::in_memory());
     let mut endpoint = Endpoint::new(&path, 0, function, &Bus::new(), referee).unwrap();
-    let vanish = endpoint.vanish();
+    let card = endpoint.card();
     let server = std::thread::spawn(move || [endpoint.serve().unwrap(), endpoint.serve().unwrap()]);
     let mut c = Client::new(&path).unwrap();
+    let ram = memfd(0x1000);
+    c.dma_map(0, 0x8000_0000, 0x1000, ram.as_raw_fd()).unwrap();
+    let on = [0x06];
+    c.region_write(CONFIG, reg::COMMAND as u64, &on).unwrap();
+    probe.calls();
+    let (dma, _) = probe.host.get().unwrap();
+    assert!(dma.write(0x8000_0000, &[1]).is_ok());
+
+    assert!(card.pull());
+    assert!(dma.write(0x8000_0000, &[1]).is_err());
+    assert_eq!(probe.calls(), ["bus master false", "reset Bus"]);
+    assert_eq!(config(&mut c, 0), u32::MAX);
+    let mut bytes = [0; 4];
+    c.region_read(0, 0, &mut bytes).unwrap();
+    assert_eq!(bytes, [0xff; 4]);
+    c.region_write(CONFIG, reg::COMMAND as u64, &on).unwrap();
+    c.region_write(0, 0x400, &[1; 4]).unwrap();
+    c.reset().unwrap();
+    assert_eq!(probe.calls(), [""; 0]);
+
+    assert!(card.insert());
     assert_eq!(config(&mut c, 0), 0x101b_15b3);
-    vanish.store(true, std::sync::atomic::Ordering::Release);
-    assert!(c.region_read(CONFIG, 0, &mut [0; 4]).is_err());
+    assert_eq!(config(&mut c, reg::COMMAND as u64) & 0xffff, 0);
+    assert!(dma.write(0x8000_0000, &[1]).is_err());
+    c.region_write(CONFIG, reg::COMMAND as u64, &on).unwrap();
+    assert!(
+        dma.write(0x8000_0000, &[1]).is_ok(),
+        "the maps are the host's"
+    );
+
+    // A client that comes to an empty slot finds the card in it.
+    assert!(card.pull());
+    drop(c);
     let mut c = Client::new(&path).unwrap();
     assert_eq!(config(&mut c, 0), 0x101b_15b3);
     drop(c);
     assert_eq!(
         server.join().unwrap(),
-        [Departure::Vanished, Departure::Closed]
+        [Departure::Closed, Departure::Closed]
     );
 }
 

@@ -176,7 +176,13 @@ impl<'a> Guest<'a> {
         };
         Ok(Some(match model {
             Some(status) => Outcome::ModelDied(describe(status)),
-            None => Outcome::Harness(format!("QEMU ended: {}", describe(status))),
+            None => {
+                let log = fs::read(self.vm.log.join("qemu.log")).unwrap_or_default();
+                let log = String::from_utf8_lossy(&log);
+                let words = log.lines().rfind(|line| !line.trim().is_empty());
+                let words = words.unwrap_or("without a word");
+                Outcome::Harness(format!("QEMU ended: {}: {words}", describe(status)))
+            }
         }))
     }
 

@@ -39,6 +39,12 @@ pub struct Options {
     /// Take a capability away from the NICs: NAME=VALUE.
     #[arg(long = "cap")]
     pub caps: Vec<String>,
+    /// The NICs are functions of one device, below a root port of its own.
+    #[arg(long)]
+    pub card: bool,
+    /// The NICs have no Access Control Services, IOMMU or not.
+    #[arg(long)]
+    pub no_acs: bool,
     /// Load ibgda.ko in the guest.
     #[arg(long)]
     pub module: bool,

@@ -65,7 +65,7 @@ pub fn start(options: &Options) -> Result<Result<Option<Guarded>, Outcome>> {
                 &options.gpus.to_string(),
             ])
             .args(["--hosts", hosts])
-            .args(options.iommu.then_some("--acs"))
+            .args((options.iommu && !options.no_acs).then_some("--acs"))
             .args(options.caps.iter().flat_map(|cap| ["--cap", cap]))
             .arg("--dir")
             .arg(&dir)

@@ -188,7 +188,7 @@ fn network(line: &mut Line, vm: &Vm<'_>) {
 }
 
 /// A root port, a switch below it, and a device at each of the switch's downstream ports: NICs, then GPUs. When the GPUs
-/// are to be apart, each is at a root port of its own.
+/// are to be apart, each is at a root port of its own; when the NICs are one card, that is.
 fn topology(line: &mut Line, vm: &Vm<'_>) {
     let options = vm.options;
     let mut chassis = 0;
@@ -196,12 +196,10 @@ fn topology(line: &mut Line, vm: &Vm<'_>) {
         chassis += 1;
         format!("chassis={chassis},slot={chassis}")
     };
-    let below_switch = if options.split {
-        options.nics
-    } else {
-        options.nics + options.gpus
-    };
-    if below_switch > 0 {
+    let on_card = if options.card { options.nics } else { 0 };
+    let apart = if options.split { options.gpus } else { 0 };
+    let below_switch = on_card..options.nics + options.gpus - apart;
+    if !below_switch.is_empty() {
         line.add(&[
             "-device",
             &format!("pcie-root-port,id=root0,bus=pcie.0,{}", slot()),
@@ -210,9 +208,23 @@ fn topology(line: &mut Line, vm: &Vm<'_>) {
     }
     let nics = vm.nics().map(|n| format!("nic{n}"));
     let names = nics.chain(vm.gpus().map(|n| format!("gpu{n}")));
+    // QEMU 11.1 aborts when the guest powers a vfio-user device's slot off (docs/qemu-bugs.md). A slot without a power
+    // controller stays powered: the guest removes the device when the button is pressed, and QEMU keeps it.
+    let mut slot = || format!("{},power_controller_present=off", slot());
+    if on_card > 0 {
+        line.add(&[
+            "-device",
+            &format!("pcie-root-port,id=card,bus=pcie.0,{}", slot()),
+        ]);
+    }
     for (index, name) in names.enumerate() {
-        let port = format!("port-{name}");
-        if index < below_switch {
+        let port = match index < on_card {
+            true => "card".to_owned(),
+            false => format!("port-{name}"),
+        };
+        if index < on_card {
+            // Its port is there.
+        } else if below_switch.contains(&index) {
             line.add(&[
                 "-device",
                 &format!("xio3130-downstream,id={port},bus=switch,{}", slot()),
@@ -225,13 +237,17 @@ fn topology(line: &mut Line, vm: &Vm<'_>) {
         }
         let socket = model::dir(options).join(format!("{name}.sock"));
         // QEMU takes the socket only in this form.
-        let device = serde_json::json!({
+        let mut device = serde_json::json!({
             "driver": "vfio-user-pci",
             "id": name,
             "bus": port,
             "rombar": 0,
             "socket": {"type": "unix", "path": socket},
         });
+        if index < on_card {
+            device["addr"] = format!("0.{index}").into();
+            device["multifunction"] = (index == 0 && on_card > 1).into();
+        }
         line.add(&["-device", &device.to_string()]);
     }
 }
@@ -337,6 +353,21 @@ mod tests {
             b[0].contains("local.path=/r/link1.sock") && b[0].contains("remote.path=/r/link0.sock")
         );
         assert!(values(&["--nics=1", "--gpus=0"], 0, "-netdev").is_empty());
+    }
+
+    #[test]
+    fn a_card_has_the_nics_as_functions() {
+        let devices = devices(&["--nics=2", "--gpus=1", "--card"]);
+        let nics: Vec<serde_json::Value> = devices
+            .iter()
+            .filter_map(|device| serde_json::from_str(device).ok())
+            .collect();
+        for (nic, addr, multi) in [(0, "0.0", true), (1, "0.1", false)] {
+            assert_eq!(nics[nic]["bus"], "card");
+            assert_eq!(nics[nic]["addr"], addr);
+            assert_eq!(nics[nic]["multifunction"], multi);
+        }
+        assert_eq!(nics[2]["bus"], "port-gpu0");
     }
 
     #[test]
