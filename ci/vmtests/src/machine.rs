@@ -122,19 +122,29 @@ pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// The model's numbers of live objects of one NIC, by kind.
-pub fn model_counts(nic: usize) -> BTreeMap<String, u64> {
+/// Asks or tells the model, at once: no program is started for it.
+pub fn ask_model(command: &str, args: &[&str]) -> Value {
     const PORT: &str = "/dev/virtio-ports/org.ibgda.model";
     let port = fs::File::options().read(true).write(true).open(PORT);
     let mut port = port.unwrap_or_else(|error| panic!("open {PORT}: {error}"));
     // The newline before ends whatever an earlier client left unfinished.
-    let request = format!("\n{}\n", json!({"command": "counts"}));
+    let request = format!("\n{}\n", json!({"command": command, "args": args}));
     port.write_all(request.as_bytes()).expect("ask the model");
     let mut answer = String::new();
     BufReader::new(port)
         .read_line(&mut answer)
         .expect("hear the model");
     let answer: Value = serde_json::from_str(&answer).expect("the model answers with JSON");
+    assert!(
+        answer.get("error").is_none(),
+        "{command} {args:?}: {answer}"
+    );
+    answer
+}
+
+/// The model's numbers of live objects of one NIC, by kind.
+pub fn model_counts(nic: usize) -> BTreeMap<String, u64> {
+    let answer = ask_model("counts", &[]);
     let name = format!("nic{nic}");
     let functions = answer["functions"]
         .as_array()
