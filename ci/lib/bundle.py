@@ -19,7 +19,7 @@ PROGRAMS = """qemu-system-x86_64 env timeout sh bash cat ls cp mkdir mount umoun
     ib_read_lat ib_send_bw ib_send_lat ib_atomic_bw ib_atomic_lat""".split()
 # Files that no program is linked with.
 FILES = """usr/share/seabios/bios-256k.bin usr/share/qemu/bios-256k.bin usr/share/qemu/kvmvapic.bin
-    usr/share/qemu/linuxboot_dma.bin usr/share/qemu/linuxboot.bin etc/passwd etc/group etc/nsswitch.conf etc/ld.so.conf
+    usr/share/qemu/linuxboot_dma.bin usr/share/qemu/linuxboot.bin etc/hosts etc/passwd etc/group etc/nsswitch.conf etc/ld.so.conf
     etc/libibverbs.d/mlx5.driver etc/ibgda-kernel usr/share/misc/pci.ids""".split()
 # The guest's agent and root need these (ci/lib/initramfs.sh, ci/runner/src/guest); ib_ipoib is for the tests.
 MODULES = """9pnet_virtio 9p overlay configfs aer_inject mlx5_ib ib_uverbs ib_umad rdma_ucm ib_ipoib virtio_net

@@ -3,7 +3,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output, Stdio};
 use std::thread::{self, JoinHandle, sleep};
 use std::time::{Duration, Instant};
 
@@ -12,6 +12,8 @@ use serde_json::Value;
 
 /// How long a program may run, in seconds; much longer than it takes. Sixteen queue pairs and all sizes are gigabytes.
 const LIMIT: &str = "900";
+/// For a server whose client has failed.
+const GRACE: Duration = Duration::from_secs(10);
 /// For a server to listen.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Where the other machine of `ci/vm --peer` runs what it is sent; such a test has this line:
@@ -67,19 +69,8 @@ impl Place {
         let line = words.join(" ");
         match self {
             Self::Here => {
-                let mut command = Command::new("timeout");
-                let output = command.arg(LIMIT).args(words).output();
-                let Output {
-                    status,
-                    mut stdout,
-                    stderr,
-                } = output.with_context(|| line.clone())?;
-                stdout.extend(stderr);
-                Ok(Ended {
-                    line,
-                    status: status.code().unwrap_or(-1),
-                    output: String::from_utf8_lossy(&stdout).into_owned(),
-                })
+                let child = start(words)?;
+                end(line, child)
             }
             Self::Peer => {
                 let (status, output) = shell(&format!("timeout {LIMIT} {line}"))?;
@@ -94,24 +85,80 @@ impl Place {
     }
 
     /// The same in a thread.
-    pub fn spawn(self, words: &[&str]) -> Running {
-        let words: Vec<String> = words.iter().map(|&word| word.to_owned()).collect();
-        Running(thread::spawn(move || {
-            self.run(&words.iter().map(String::as_str).collect::<Vec<_>>())
-        }))
+    pub fn spawn(self, words: &[&str]) -> Result<Running> {
+        let line = words.join(" ");
+        Ok(match self {
+            Self::Here => {
+                let child = start(words)?;
+                let pid = Some(child.id() as libc::pid_t);
+                let thread = thread::spawn(move || end(line, child));
+                Running { pid, thread }
+            }
+            Self::Peer => {
+                let words: Vec<String> = words.iter().map(|&word| word.to_owned()).collect();
+                let words = move || self.run(&words.iter().map(String::as_str).collect::<Vec<_>>());
+                Running {
+                    pid: None,
+                    thread: thread::spawn(words),
+                }
+            }
+        })
     }
 }
 
+/// Starts a program on this machine, with an end to how long it may run.
+fn start(words: &[&str]) -> Result<Child> {
+    let mut command = Command::new("timeout");
+    command.arg(LIMIT).args(words);
+    command.stdin(Stdio::null());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.spawn().with_context(|| words.join(" "))
+}
+
+/// Waits for it.
+fn end(line: String, child: Child) -> Result<Ended> {
+    let Output {
+        status,
+        mut stdout,
+        stderr,
+    } = child.wait_with_output().with_context(|| line.clone())?;
+    stdout.extend(stderr);
+    Ok(Ended {
+        line,
+        status: status.code().unwrap_or(-1),
+        output: String::from_utf8_lossy(&stdout).into_owned(),
+    })
+}
+
 /// A program that runs.
-pub struct Running(JoinHandle<Result<Ended>>);
+pub struct Running {
+    /// Of `timeout`, on this machine.
+    pid: Option<libc::pid_t>,
+    thread: JoinHandle<Result<Ended>>,
+}
 
 impl Running {
     pub fn has_ended(&self) -> bool {
-        self.0.is_finished()
+        self.thread.is_finished()
     }
 
     pub fn end(self) -> Result<Ended> {
-        self.0.join().expect("running a program does not panic")
+        self.thread
+            .join()
+            .expect("running a program does not panic")
+    }
+
+    /// Gives it a while to end by itself, then ends it. One on the other machine has only its own limit.
+    fn stop(self) -> Result<Ended> {
+        let deadline = Instant::now() + GRACE;
+        while !self.has_ended() && Instant::now() < deadline {
+            sleep(Duration::from_millis(20));
+        }
+        if let (Some(pid), false) = (self.pid, self.has_ended()) {
+            // SAFETY: a signal to a child, which the thread waits for and has not been seen to end; at worst nobody gets it.
+            unsafe { libc::kill(pid, libc::SIGTERM) };
+        }
+        self.end()
     }
 }
 
@@ -143,7 +190,7 @@ pub fn pair(server: (Place, &str), client: &str, words: &[&str]) -> Result<(Ende
         parts.iter().map(|&part| part.to_owned()).collect()
     };
     let run = line(device, &[]);
-    let server = place.spawn(&run.iter().map(String::as_str).collect::<Vec<_>>());
+    let server = place.spawn(&run.iter().map(String::as_str).collect::<Vec<_>>())?;
     // A server listens on a TCP port that only trying shows to be ready.
     let deadline = Instant::now() + PATIENCE;
     let run = line(client, &[&host]);
@@ -159,7 +206,9 @@ pub fn pair(server: (Place, &str), client: &str, words: &[&str]) -> Result<(Ende
         said = None;
         sleep(Duration::from_millis(50));
     }
-    Ok((server.end()?, said))
+    let failed = said.as_ref().is_some_and(|client| !client.ok());
+    let server = if failed { server.stop() } else { server.end() };
+    Ok((server?, said))
 }
 
 /// The same, and both must end well.

@@ -106,7 +106,7 @@ fn watch(place: Place) -> Result<Running> {
         "ibv_asyncwatch",
         "-d",
         DEVICE,
-    ]);
+    ])?;
     // It says that it listens, but only we wait for its end.
     wait("ibv_asyncwatch", || {
         let seen = place.run(&["pgrep", "-x", "ibv_asyncwatch"])?;
@@ -134,9 +134,9 @@ fn a_cut_wire_exceeds_the_retries_of_both_sides() -> Result<()> {
     ];
     let host = Place::Peer.host()?;
     let before = model_counter("nic1", "packets_received")?;
-    let server = Place::Peer.spawn(&words);
+    let server = Place::Peer.spawn(&words)?;
     let client = loop {
-        let client = Place::Here.spawn(&[&words[..], &[&host]].concat());
+        let client = Place::Here.spawn(&[&words[..], &[&host]].concat())?;
         wait("traffic, or an end", || {
             Ok(client.has_ended() || model_counter("nic1", "packets_received")? > before + 1000)
         })?;

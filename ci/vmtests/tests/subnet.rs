@@ -205,7 +205,7 @@ fn ip_and_the_connection_manager_go_over_the_wire() -> Result<()> {
             format!("ip netns exec {namespace} {program} -F -R -n 50 -d {device}")
         };
         let server = line(there, "mlx5_1");
-        let server = Place::Here.spawn(&server.split(' ').collect::<Vec<_>>());
+        let server = Place::Here.spawn(&server.split(' ').collect::<Vec<_>>())?;
         let client = format!("{} {address}", line(here, "mlx5_0"));
         let client: Vec<&str> = client.split(' ').collect();
         wait("the server", || {
