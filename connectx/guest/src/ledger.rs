@@ -27,6 +27,7 @@ const LIVES: &[(u16, u16)] = &[
     (opcode::CREATE_RMP, opcode::DESTROY_RMP),
     (opcode::CREATE_SQ, opcode::DESTROY_SQ),
     (opcode::CREATE_QP, opcode::DESTROY_QP),
+    (opcode::CREATE_DCT, opcode::DESTROY_DCT),
 ];
 
 /// The objects of a guest.
@@ -78,17 +79,22 @@ impl Ledger {
 
     /// Commands that end each object, latest first.
     pub fn endings(&self) -> Vec<Vec<u8>> {
-        let ending = |&(made, number): &(u16, u32)| {
-            let (_, op) = LIVES.iter().find(|(makes, _)| *makes == made)?;
-            let mut input = crate::input(*op, 16);
-            if *op == opcode::DESTROY_UCTX {
+        let command = |op: u16, number: u32| {
+            let mut input = crate::input(op, 16);
+            if op == opcode::DESTROY_UCTX {
                 destroy_uctx_in::uid.set(&mut input, u64::from(number));
             } else {
                 header::object.set(&mut input, u64::from(number));
             }
-            Some(input)
+            input
         };
-        self.objects.iter().rev().filter_map(ending).collect()
+        let ending = |&(made, number): &(u16, u32)| {
+            let drain = (made == opcode::CREATE_DCT).then(|| command(opcode::DRAIN_DCT, number));
+            let end = LIVES.iter().find(|(makes, _)| *makes == made);
+            let end = end.map(|(_, op)| command(*op, number));
+            drain.into_iter().chain(end)
+        };
+        self.objects.iter().rev().flat_map(ending).collect()
     }
 }
 

@@ -21,6 +21,8 @@ pub struct Shape {
     pub xrcd: u32,
     /// What it wants to have in completions: `cs_req` and `cs_res`.
     pub scatter: (u64, u64),
+    /// Log2 of the streams of an initiator, and of those that may be in error.
+    pub log_streams: (u32, u32),
 }
 
 impl Default for Shape {
@@ -33,6 +35,7 @@ impl Default for Shape {
             srqn: None,
             xrcd: 0,
             scatter: (0, 0),
+            log_streams: (0, 0),
         }
     }
 }
@@ -46,7 +49,7 @@ impl Shape {
     }
 
     fn own(&self) -> bool {
-        self.srqn.is_none() && self.service != Service::Xrc
+        self.srqn.is_none() && !matches!(self.service, Service::Xrc | Service::Dci)
     }
 
     /// Bytes of the receive queue, before the send queue.
@@ -63,6 +66,9 @@ impl Shape {
         qpc::xrcd.set(context, u64::from(self.xrcd));
         qpc::cs_req.set(context, self.scatter.0);
         qpc::cs_res.set(context, self.scatter.1);
+        let (streams, errored) = self.log_streams;
+        qpc::log_num_dci_stream_channels.set(context, u64::from(streams));
+        qpc::log_num_dci_errored_streams.set(context, u64::from(errored));
         // 0 own queue, 1 shared, 3 none.
         let kind = match self.srqn {
             Some(_) => 1,

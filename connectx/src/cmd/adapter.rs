@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Start-up, shutdown and identification of the function.
 
-use super::caps::{ATOMIC, DEVICE_MEMORY, EMPTY, GENERAL};
+use super::caps::{ATOMIC, DEVICE_MEMORY, EMPTY, GENERAL, GENERAL_2, QOS};
 use super::{Reject, Reply, Request, ok};
 use crate::ifc::cap::atomic_caps;
 use crate::ifc::command::{
@@ -82,6 +82,14 @@ pub(super) fn query_hca_cap(device: &mut Device, request: &Request<'_>) -> Resul
         GENERAL => &device.caps.max,
         ATOMIC => {
             group = device.caps.atomic();
+            &group
+        }
+        QOS => {
+            group = device.caps.qos();
+            &group
+        }
+        GENERAL_2 => {
+            group = device.caps.general_2();
             &group
         }
         DEVICE_MEMORY => {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What the device says it can do.
 
-use crate::ifc::cap::{atomic_caps, cmd_hca_cap as cap};
+use crate::ifc::cap::{atomic_caps, cmd_hca_cap as cap, cmd_hca_cap_2, qos_cap};
 
 /// Capability types of QUERY_HCA_CAP, `MLX5_CAP_*` of `include/linux/mlx5/device.h`.
 pub const GENERAL: u16 = 0;
@@ -9,16 +9,19 @@ pub const GENERAL: u16 = 0;
 pub const ATOMIC: u16 = 3;
 
 /// See [`GENERAL`].
+pub const QOS: u16 = 0xc;
+/// See [`GENERAL`].
+pub const GENERAL_2: u16 = 0x20;
+/// See [`GENERAL`].
 pub const DEVICE_MEMORY: u16 = 0xf;
 
 /// Groups whose capabilities the device has none of. Firmware answers for them all the same: who asks for a group before
 /// the general capability that goes with it (rdma-core's tests do, for flow tables) finds zeros.
-pub const EMPTY: [u16; 5] = [
-    1,   // MLX5_CAP_ETHERNET_OFFLOADS
-    2,   // MLX5_CAP_ODP
-    4,   // MLX5_CAP_ROCE
-    7,   // MLX5_CAP_FLOW_TABLE
-    0xc, // MLX5_CAP_QOS
+pub const EMPTY: [u16; 4] = [
+    1, // MLX5_CAP_ETHERNET_OFFLOADS
+    2, // MLX5_CAP_ODP
+    4, // MLX5_CAP_ROCE
+    7, // MLX5_CAP_FLOW_TABLE
 ];
 
 /// Capabilities: the most that can be had, and what is in force.
@@ -63,6 +66,28 @@ impl Capabilities {
     pub const LOG_MAX_MSG: u32 = 30;
     /// Log2 of the most READs and atomics in flight in each direction.
     pub const LOG_MAX_READS: u32 = 4;
+    /// Log2 of the most streams of an initiator of dynamic connections.
+    pub const LOG_MAX_DCI_STREAMS: u32 = 6;
+    /// Log2 of the most of them in error before the initiator is.
+    pub const LOG_MAX_DCI_ERRORED_STREAMS: u32 = 6;
+    /// Log2 of the most bytes that a WQE copies within local memory.
+    pub const LOG_DMA_MMO_MAX_SIZE: u32 = 20;
+    /// Log2 of the numbers of queue pairs that are reserved together, and of the most of these blocks.
+    pub const LOG_RESERVED_QPNS: u32 = 5;
+    /// See above.
+    pub const LOG_MAX_RESERVED_BLOCKS: u32 = 10;
+    /// Rates of packet pacing, with the first that stands for none.
+    pub const RATE_TABLE_SIZE: u16 = 128;
+    /// Lowest rate of packet pacing, in kbit/s.
+    pub const MIN_RATE_KBPS: u32 = 1;
+    /// Highest rate of packet pacing, in kbit/s.
+    pub const MAX_RATE_KBPS: u32 = 200_000_000;
+    /// Log2 of the most scheduling elements.
+    pub const LOG_MAX_ELEMENTS: u32 = 10;
+    /// Most levels of a tree of scheduling elements.
+    pub const MAX_SCHED_DEPTH: u32 = 16;
+    /// Most of a scheduling element's `bw_share`.
+    pub const MAX_BW_SHARE: u32 = 100;
     /// Longest WQE of a send queue: more than its `ds` can say, as hardware's is.
     pub const MAX_SEND_WQE: u64 = 1024;
     /// Longest WQE of a receive queue.
@@ -86,6 +111,9 @@ impl Capabilities {
             (cap::log_max_klm_list_size, 16),
             (cap::log_max_ra_req_qp, u64::from(Self::LOG_MAX_READS)),
             (cap::log_max_ra_res_qp, u64::from(Self::LOG_MAX_READS)),
+            (cap::log_max_ra_req_dc, u64::from(Self::LOG_MAX_READS)),
+            (cap::log_max_ra_res_dc, u64::from(Self::LOG_MAX_READS)),
+            (cap::qpc_extension, 1),
             (cap::vport_group_manager, 1),
             (cap::ib_virt, 1),
             (cap::device_memory, 1),
@@ -104,6 +132,29 @@ impl Capabilities {
             (cap::imaicl, 1),
             (cap::qkv, 1),
             (cap::pkv, 1),
+            (cap::hca_cap_2, 1),
+            (cap::qos, 1),
+            (cap::general_obj_types, super::general::TYPES),
+            (cap::cqe_128_always, 1),
+            (cap::dma_mmo_qp, 1),
+            (
+                cap::log_dma_mmo_max_size,
+                u64::from(Self::LOG_DMA_MMO_MAX_SIZE),
+            ),
+            (cap::dp_ordering_ooo_all_ud, 1),
+            (cap::dp_ordering_ooo_all_uc, 1),
+            (cap::dp_ordering_ooo_all_xrc, 1),
+            (cap::dp_ordering_ooo_all_dc, 1),
+            (cap::dp_ordering_ooo_all_rc, 1),
+            (cap::dct, 1),
+            (
+                cap::log_max_dci_stream_channels,
+                u64::from(Self::LOG_MAX_DCI_STREAMS),
+            ),
+            (
+                cap::log_max_dci_errored_streams,
+                u64::from(Self::LOG_MAX_DCI_ERRORED_STREAMS),
+            ),
             (cap::xrc, 1),
             (cap::ud, 1),
             (cap::uc, 1),
@@ -114,6 +165,7 @@ impl Capabilities {
             (cap::log_max_sq, u64::from(Self::LOG_MAX_QP)),
             (cap::log_max_wq_sz, u64::from(Self::LOG_MAX_QP_SIZE)),
             (cap::max_wqe_sz_sq, Self::MAX_SEND_WQE),
+            (cap::max_wqe_sz_sq_dc, Self::MAX_SEND_WQE),
             (cap::max_wqe_sz_rq, Self::MAX_RECEIVE_WQE),
             (cap::max_qp_mcg, 8),
             (cap::log_max_mcg, 8),
@@ -162,6 +214,46 @@ impl Capabilities {
         cap::bf.is_set(&self.current)
     }
 
+    /// The second part of the general capabilities. Out-of-order placement is permitted to the device, not asked of it:
+    /// the model's links keep the order, so there is nothing to place early.
+    pub fn general_2(&self) -> Vec<u8> {
+        let mut caps = vec![0; cmd_hca_cap_2::SIZE];
+        cmd_hca_cap_2::dp_ordering_force.set(&mut caps, 1);
+        let log_reserved = u64::from(Self::LOG_RESERVED_QPNS);
+        cmd_hca_cap_2::log_reserved_qpn_granularity.set(&mut caps, log_reserved);
+        cmd_hca_cap_2::send_dbr_mode_no_dbr_ext.set(&mut caps, 1);
+        let log_max_qp = u64::from(Self::LOG_MAX_QP);
+        cmd_hca_cap_2::log_max_send_dbr_less_qp_sq.set(&mut caps, log_max_qp);
+        caps
+    }
+
+    /// Capabilities of quality of service.
+    pub fn qos(&self) -> Vec<u8> {
+        let mut caps = vec![0; qos_cap::SIZE];
+        for (field, value) in [
+            (qos_cap::packet_pacing, 1),
+            (qos_cap::packet_pacing_uid, 1),
+            (qos_cap::packet_pacing_max_rate, Self::MAX_RATE_KBPS),
+            (qos_cap::packet_pacing_min_rate, Self::MIN_RATE_KBPS),
+            (
+                qos_cap::packet_pacing_rate_table_size,
+                Self::RATE_TABLE_SIZE.into(),
+            ),
+            (qos_cap::nic_sq_scheduling, 1),
+            (qos_cap::nic_bw_share, 1),
+            (qos_cap::nic_rate_limit, 1),
+            (qos_cap::nic_qp_scheduling, 1),
+            (qos_cap::log_max_qos_nic_queue_group, Self::LOG_MAX_ELEMENTS),
+            (qos_cap::max_tsar_bw_share, Self::MAX_BW_SHARE),
+            // A bit for each of `ElementKind`, and for DWRR.
+            (qos_cap::nic_element_type, 1 << 0 | 1 << 4),
+            (qos_cap::nic_tsar_type, 1 << 0),
+        ] {
+            field.set(&mut caps, u64::from(value));
+        }
+        caps
+    }
+
     /// Capabilities of atomics: compare-swap and fetch-add on 8 bytes, with masks also on 4.
     pub fn atomic(&self) -> Vec<u8> {
         let mut caps = vec![0; atomic_caps::SIZE];
@@ -171,6 +263,7 @@ impl Capabilities {
         atomic_caps::supported_atomic_req_8B_endianness_mode_1.set(&mut caps, 1);
         atomic_caps::atomic_operations.set(&mut caps, 0b1111);
         atomic_caps::atomic_size_qp.set(&mut caps, 4 | 8);
+        atomic_caps::atomic_size_dc.set(&mut caps, 4 | 8);
         caps
     }
 }
@@ -194,7 +287,7 @@ mod tests {
         caps.set("log_max_qp=10").unwrap();
         assert_eq!(cap::log_max_qp.get(&caps.current), 10);
         caps.set("umr_modify_entity_size_disabled=1").unwrap();
-        for wrong in ["log_max_qp=30", "dct=1", "nonsense=1", "bf", "bf=x"] {
+        for wrong in ["log_max_qp=30", "dct=2", "nonsense=1", "bf", "bf=x"] {
             let before = caps.max.clone();
             assert!(caps.set(wrong).is_err(), "{wrong}");
             assert_eq!(caps.max, before);

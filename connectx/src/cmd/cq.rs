@@ -11,15 +11,18 @@ use crate::ifc::wqe::{cqe_opcode, dbr};
 use crate::objects::device::Device;
 use crate::objects::queue::{Arm, Cq, CqStatus};
 
+/// `cqc.cqe_sz` of entries of 128 bytes that are written as a whole.
+const PADDED: u64 = 2;
+
 /// Values of `cqc.cqe_sz`: 64 and 128 bytes.
 fn entry_size(context: &[u8]) -> Result<u64, Reject> {
     match cqc::cqe_sz.get(context) {
         0 => Ok(64),
-        1 => Ok(128),
+        1 | PADDED => Ok(128),
         other => Err(Reject::param(
             "cqe_sz",
             other,
-            "0 for 64-byte or 1 for 128-byte entries",
+            "0 for 64-byte, 1 for 128-byte, 2 for padded 128-byte entries",
         )),
     }
 }
@@ -64,6 +67,7 @@ pub(super) fn create_cq(device: &mut Device, request: &Request<'_>) -> Result<Re
         dbr,
         log_size,
         entry,
+        padded: cqc::cqe_sz.get(context) == PADDED,
         collapsed: cqc::cc.is_set(context),
         overrun_ignore: cqc::oi.is_set(context),
         eqn,
@@ -220,6 +224,7 @@ fn resize(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {
     cq.buffer = buffer;
     cq.log_size = log_size;
     cq.entry = entry;
+    cq.padded = cqc::cqe_sz.get(&context) == PADDED;
     for field in [
         cqc::cqe_sz,
         cqc::log_cq_size,

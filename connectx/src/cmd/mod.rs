@@ -7,13 +7,17 @@
 mod adapter;
 pub mod caps;
 mod cq;
+mod dct;
 mod eq;
+mod general;
 mod mad;
 mod memic;
 mod mkey;
 mod multicast;
 mod pages;
+mod pp;
 mod qp;
+mod qp_ext;
 mod queue;
 mod register;
 mod sq;
@@ -21,6 +25,7 @@ mod srq;
 mod user;
 mod vport;
 
+pub(crate) use qp::{insert_qp, remove as remove_qp};
 pub use queue::{CommandQueue, doorbell, hand_back};
 
 use std::panic::Location;
@@ -254,6 +259,11 @@ const COMMANDS: &[Command] = commands! {
     CREATE_MKEY,              272 / 16,  Initialised, user   => mkey::create_mkey;
     QUERY_MKEY,               16 / 80,   Initialised, user   => mkey::query_mkey;
     DESTROY_MKEY,             16 / 8,    Initialised, user   => mkey::destroy_mkey;
+    SET_PP_RATE_LIMIT,        64 / 8,    Initialised, user   => pp::set_rate_limit;
+    CREATE_GENERAL_OBJECT,    16 / 16,   Initialised, user   => general::create;
+    MODIFY_GENERAL_OBJECT,    16 / 16,   Initialised, user   => general::modify;
+    QUERY_GENERAL_OBJECT,     16 / 16,   Initialised, user   => general::query;
+    DESTROY_GENERAL_OBJECT,   16 / 16,   Initialised, user   => general::destroy;
     ALLOC_MEMIC,              32 / 16,   Initialised, driver => memic::alloc;
     DEALLOC_MEMIC,            32 / 8,    Initialised, driver => memic::dealloc;
     MODIFY_MEMIC,             64 / 64,   Initialised, driver => memic::modify;
@@ -276,6 +286,11 @@ const COMMANDS: &[Command] = commands! {
     SQD_RTS_QP,               256 / 8,   Initialised, user   => qp::modify_qp;
     TO_ERR_QP,                16 / 8,    Initialised, user   => qp::modify_qp;
     TO_RST_QP,                16 / 8,    Initialised, user   => qp::modify_qp;
+    CREATE_DCT,               128 / 16,  Initialised, user   => dct::create_dct;
+    DESTROY_DCT,              16 / 8,    Initialised, user   => dct::destroy_dct;
+    DRAIN_DCT,                16 / 8,    Initialised, user   => dct::drain_dct;
+    QUERY_DCT,                16 / 80,   Initialised, user   => dct::query_dct;
+    ARM_DCT_FOR_KEY_VIOLATION, 16 / 8,   Initialised, user   => dct::arm_dct;
     CREATE_XRC_SRQ,           272 / 16,  Initialised, user   => srq::create_xrc_srq;
     DESTROY_XRC_SRQ,          16 / 8,    Initialised, user   => srq::destroy_xrc_srq;
     QUERY_XRC_SRQ,            16 / 80,   Initialised, user   => srq::query_xrc_srq;

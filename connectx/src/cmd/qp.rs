@@ -3,7 +3,8 @@
 
 use super::caps::Capabilities;
 use super::{
-    IFC, PRM, Placement, Reject, Reply, Request, admit, ok, ok_object, place, place_dbr, when,
+    IFC, PRM, Placement, Reject, Reply, Request, admit, ok, ok_object, place, place_dbr, qp_ext,
+    when,
 };
 use crate::engine;
 use crate::engine::requester::Requester;
@@ -11,30 +12,20 @@ use crate::engine::responder::Responder;
 use crate::ifc::command::{create_qp_in, modify_qp_in, query_qp_out};
 use crate::ifc::context::qpc;
 use crate::ifc::opcode::{self, Status};
+use crate::objects::dc::{Dc, Initiator};
 use crate::objects::device::Device;
+use crate::objects::pacing::Limits;
 use crate::objects::qp::{self, Decoded, Qp, ReceiveFrom, Service, State, WorkQueues};
 use crate::objects::queue::SrqKind;
-use crate::objects::transition::{merge, optional_of, transition};
+use crate::objects::transition::{merge, optional, optional_of, transition};
 
-/// Whether the driver's own objects (uid 0) may be referred to by a user: where the queue pair has no use for them itself,
-/// mlx5_ib fills in its dummies.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Dummies {
-    Allowed,
-    Refused,
-}
-
-fn check_cq(
+pub(super) fn check_cq(
     device: &Device,
     request: &Request<'_>,
     field: &'static str,
     cqn: u32,
-    dummies: Dummies,
 ) -> Result<(), Reject> {
     let cq = device.cqs.get(cqn).ok_or(Reject::absent(field, cqn))?;
-    if cq.uid == 0 && dummies == Dummies::Allowed {
-        return Ok(());
-    }
     request.check_owner(field, cqn, cq.uid)
 }
 
@@ -50,7 +41,7 @@ pub(super) fn check_sender(
         .ok_or(Reject::absent("uar_page", decoded.uar_page))?;
     request.check_owner("uar_page", decoded.uar_page, uar.uid)?;
     let cqn = decoded.cqn_send;
-    check_cq(device, request, "cqn_snd", cqn, Dummies::Refused)
+    check_cq(device, request, "cqn_snd", cqn)
 }
 
 /// Checks what a queue pair wants to have in completions: 64 bytes are the first half of an entry of 128.
@@ -97,17 +88,12 @@ fn check_references(
     if sends {
         check_sender(device, request, decoded)?;
     }
-    // A UMR queue pair is never the target of anything, an XRC one receives into the SRQ that the packet names.
+    // A UMR queue pair and an initiator are never the target of anything, an XRC one receives into the SRQ that the packet
+    // names.
     let receives_here = decoded.receive != ReceiveFrom::Nothing
-        && !matches!(service, Service::RegUmr | Service::Xrc);
+        && !matches!(service, Service::RegUmr | Service::Xrc | Service::Dci);
     if receives_here {
-        check_cq(
-            device,
-            request,
-            "cqn_rcv",
-            decoded.cqn_receive,
-            Dummies::Refused,
-        )?;
+        check_cq(device, request, "cqn_rcv", decoded.cqn_receive)?;
     }
     if let (ReceiveFrom::Shared(srqn), true) = (decoded.receive, receives_here) {
         let srq = device
@@ -157,6 +143,9 @@ fn count(device: &mut Device, decoded: &Decoded, umems: &[u32], change: fn(u32) 
     }
 }
 
+/// `qpc.send_dbr_mode`: doorbells say all that there is to send (`SendDbrMode.NO_DBR_EXT` of rdma-core's tests).
+const NO_DBR_EXT: u64 = 1;
+
 pub(super) fn create_qp(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {
     let input = request.input;
     let context = create_qp_in::qpc.bytes(input).to_vec();
@@ -178,6 +167,16 @@ pub(super) fn create_qp(device: &mut Device, request: &Request<'_>) -> Result<Re
             Capabilities::LOG_MAX_QP_SIZE,
         ),
         ("log_rq_stride", qpc::log_rq_stride, 5),
+        (
+            "log_num_dci_stream_channels",
+            qpc::log_num_dci_stream_channels,
+            Capabilities::LOG_MAX_DCI_STREAMS,
+        ),
+        (
+            "log_num_dci_errored_streams",
+            qpc::log_num_dci_errored_streams,
+            Capabilities::LOG_MAX_DCI_ERRORED_STREAMS,
+        ),
     ] {
         if field.get32(&context) > most {
             return Err(Reject::param(
@@ -186,6 +185,11 @@ pub(super) fn create_qp(device: &mut Device, request: &Request<'_>) -> Result<Re
                 "within the capability",
             ));
         }
+    }
+    let mode = qpc::send_dbr_mode.get(&context);
+    if mode > NO_DBR_EXT {
+        let rule = "0, or 1 for a send queue without a doorbell record";
+        return Err(Reject::param("send_dbr_mode", mode, rule));
     }
     let (mut queues, len) = WorkQueues::geometry(&context);
     let umem = when(create_qp_in::wq_umem_valid, input, create_qp_in::wq_umem_id);
@@ -217,6 +221,15 @@ pub(super) fn create_qp(device: &mut Device, request: &Request<'_>) -> Result<Re
     } else {
         Vec::new()
     };
+    let dc = match service {
+        Service::Dci => Dc::Initiator(Initiator {
+            log_errored: qpc::log_num_dci_stream_channels
+                .is_set(&context)
+                .then(|| qpc::log_num_dci_errored_streams.get32(&context)),
+            ..Initiator::default()
+        }),
+        _ => Dc::None,
+    };
     let qp = Qp {
         number: 0,
         uid: request.uid(),
@@ -229,6 +242,9 @@ pub(super) fn create_qp(device: &mut Device, request: &Request<'_>) -> Result<Re
         requester: Requester::default(),
         responder: Responder::default(),
         scheduled: false,
+        dc,
+        limits: Limits::default(),
+        mmo: false,
     };
     insert(device, qp, "qpn").map(ok_object)
 }
@@ -249,14 +265,20 @@ pub(super) fn insert(device: &mut Device, qp: Qp, what: &'static str) -> Result<
     Ok(number)
 }
 
+/// Adds a queue pair that the device makes by itself, if there is room.
+pub(crate) fn insert_qp(device: &mut Device, qp: Qp) -> Option<u32> {
+    insert(device, qp, "qpn").ok()
+}
+
 /// Takes away a queue pair or send queue, and what refers to it.
-pub(super) fn remove(device: &mut Device, number: u32) {
+pub(crate) fn remove(device: &mut Device, number: u32) {
     if let Some(qp) = device.qps.remove(number) {
         device.timers.forget(&qp);
         count(device, &qp.decoded, &qp.umems, |refs| {
             refs.saturating_sub(1)
         });
         device.multicast.retain(|(_, member)| *member != number);
+        qp_ext::leave(device, qp.limits);
     }
 }
 
@@ -269,7 +291,7 @@ fn named<'a>(
     let qp = device
         .qps
         .get_mut(qpn)
-        .filter(|qp| qp.service != Service::Sq)
+        .filter(|qp| qp.service.is_queue_pair())
         .ok_or(Reject::absent("qpn", qpn))?;
     request.check_owner("qpn", qpn, qp.uid)?;
     Ok((qpn, qp))
@@ -324,6 +346,14 @@ pub(super) fn modify_qp(device: &mut Device, request: &Request<'_>) -> Result<Re
                 let rule = "an option of this transition of this service";
                 return Err(Reject::param("opt_param_mask", unknown, rule));
             }
+            qp_ext::extend(device, request, qpn)?;
+            let rate = when_rate(device, request, mask, given)?;
+            let Some(qp) = device.qps.get_mut(qpn) else {
+                return Err(Reject::absent("qpn", qpn));
+            };
+            if let Some(rate) = rate {
+                qp.limits.rate_index = rate;
+            }
             merge(command, mask, given, &mut qp.context);
             qp.decoded = Decoded::from_context(&qp.context, qp.decoded.dbr);
             enter(qp, command, end);
@@ -331,6 +361,26 @@ pub(super) fn modify_qp(device: &mut Device, request: &Request<'_>) -> Result<Re
         }
     }
     Ok(ok(16))
+}
+
+/// The rate of packet pacing that a transition chooses.
+fn when_rate(
+    device: &Device,
+    request: &Request<'_>,
+    mask: u32,
+    given: &[u8],
+) -> Result<Option<u16>, Reject> {
+    if mask & optional::PP_INDEX == 0 {
+        return Ok(None);
+    }
+    let index = qpc::packet_pacing_rate_limit_index.get(given) as u16;
+    if index != 0 {
+        let field = "packet_pacing_rate_limit_index";
+        let rate = device.rates.get(&index);
+        let rate = rate.ok_or(Reject::absent(field, index.into()))?;
+        request.check_owner(field, index.into(), rate.uid)?;
+    }
+    Ok(Some(index))
 }
 
 /// Values that a transition brings and that would have no meaning.
@@ -374,6 +424,10 @@ pub(super) fn reset(device: &mut Device, qpn: u32) {
         return;
     };
     device.timers.forget(qp);
+    if let Dc::Initiator(initiator) = &mut qp.dc {
+        initiator.reset();
+    }
+    qp.mmo = false;
     qp.state = State::Reset;
     qp.requester = Requester::default();
     qp.responder = Responder::default();

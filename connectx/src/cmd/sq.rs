@@ -4,7 +4,9 @@
 
 use super::caps::Capabilities;
 use super::qp::{check_sender, insert, remove, reset};
-use super::{PRM, Placement, Reject, Reply, Request, ok, ok_object, place, place_dbr, when};
+use super::{
+    PRM, Placement, Reject, Reply, Request, ok, ok_object, place, place_dbr, qp_ext, when,
+};
 use crate::engine;
 use crate::engine::requester::Requester;
 use crate::engine::responder::Responder;
@@ -13,6 +15,7 @@ use crate::ifc::context::{qpc, sqc, wq};
 use crate::ifc::opcode::Status;
 use crate::ifc::wqe::BASIC_BLOCK;
 use crate::objects::device::Device;
+use crate::objects::pacing::Limits;
 use crate::objects::qp::{Decoded, Qp, Service, State, WorkQueues};
 
 /// `MLX5_SQC_STATE_*`, include/linux/mlx5/mlx5_ifc.h.
@@ -21,6 +24,9 @@ const RESET: u64 = 0;
 const READY: u64 = 1;
 /// See [`RESET`].
 const ERROR: u64 = 3;
+
+/// Bit of `modify_bitmask`, `MLX5_MODIFY_SQ_BITMASK_QOS_QUEUE_GROUP_ID` of rdma-core's mlx5_ifc.h.
+const QOS_QUEUE_GROUP_ID: u64 = 1 << 2;
 
 /// `MLX5_WQ_TYPE_CYCLIC`.
 const CYCLIC: u64 = 1;
@@ -117,6 +123,9 @@ pub(super) fn create_sq(device: &mut Device, request: &Request<'_>) -> Result<Re
         requester: Requester::default(),
         responder: Responder::default(),
         scheduled: false,
+        dc: Default::default(),
+        limits: Default::default(),
+        mmo: false,
     };
     insert(device, qp, "sqn").map(ok_object)
 }
@@ -153,6 +162,15 @@ pub(super) fn modify_sq(device: &mut Device, request: &Request<'_>) -> Result<Re
     if from != now {
         return bad("sq_state", from, "the state that the queue is in");
     }
+    if modify_sq_in::modify_bitmask.get(request.input) & QOS_QUEUE_GROUP_ID != 0 {
+        let given = modify_sq_in::ctx.tail(request.input);
+        let limits = Limits {
+            requester_group: sqc::qos_queue_group_id.get32(given),
+            ..qp.limits
+        };
+        qp_ext::limit(device, request, sqn, limits)?;
+    }
+    let (sqn, qp) = named(device, request)?;
     match (from, to) {
         (RESET, READY) => {
             qp.state = State::ReadyToSend;

@@ -34,6 +34,10 @@ fn owns_something(device: &Device, uid: u16) -> bool {
         || device.cqs.iter().any(|(_, o)| o.uid == uid)
         || device.qps.iter().any(|(_, o)| o.uid == uid)
         || device.srqs.iter().any(|(_, o)| o.uid == uid)
+        || device.rates.values().any(|o| o.uid == uid)
+        || device.elements.iter().any(|(_, o)| o.uid == uid)
+        || device.reserved_qpns.iter().any(|(_, o)| o.uid == uid)
+        || device.av_mappings.iter().any(|(_, o)| o.uid == uid)
 }
 
 pub(super) fn destroy_uctx(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {

@@ -30,7 +30,7 @@ pub(super) fn expect_answer(device: &mut Device, qp: &mut Qp, now: Instant) {
 }
 
 /// Asks the timer for a look at a time, unless it looks earlier anyway.
-fn look_at(device: &mut Device, qp: &mut Qp, when: Instant) {
+pub(super) fn look_at(device: &mut Device, qp: &mut Qp, when: Instant) {
     if qp.requester.timer_at.is_none_or(|at| at > when) {
         let instead = qp.requester.timer_at.replace(when);
         device.timers.add(when, qp.number, instead);

@@ -20,7 +20,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use super::doorbell;
+use super::doorbell::{self, Register};
 use crate::ifc::wqe::{BASIC_BLOCK, SEGMENT, completion, ctrl, sq_doorbell, uar};
 use crate::objects::device::Device;
 
@@ -118,7 +118,7 @@ pub(super) fn continues(device: &mut Device, page: u32, offset: u64, value: &[u8
 /// A doorbell at the start of a buffer, which may be the head of a copy. `value` is all that was written at once.
 pub(super) fn rung(device: &mut Device, page: u32, buffer: u64, head: &[u8; 8], value: &[u8]) {
     if !device.caps.blueflame() {
-        return doorbell::send_queue(device, page, head);
+        return doorbell::send_queue(device, page, head, Register::WithRecord);
     }
     let whole = whole(head);
     if let Some(copy) = value.get(..whole) {
@@ -142,7 +142,7 @@ pub(super) fn rung(device: &mut Device, page: u32, buffer: u64, head: &[u8; 8], 
         until,
     });
     match until {
-        None => doorbell::send_queue(device, page, head),
+        None => doorbell::send_queue(device, page, head, Register::WithRecord),
         Some(until) => {
             device.copies.held.insert(page);
             device.timers.add(until, qpn, None);
@@ -186,7 +186,7 @@ fn take(device: &mut Device, page: u32, bytes: Vec<u8>) {
         let index = sq_doorbell::wqe_index.get(&head) as u16;
         qp.requester.copied = Some(Copied { index, bytes });
     }
-    doorbell::send_queue(device, page, &head);
+    doorbell::send_queue(device, page, &head, Register::WithRecord);
 }
 
 /// Ends what is being copied on a page: a doorbell that was held rings, and its WQE comes from memory.
@@ -202,7 +202,7 @@ fn settle(device: &mut Device, page: u32) {
     state.copies = false;
     if let (Some(until), Some(head)) = (open.until, open.bytes.first_chunk::<8>()) {
         release(device, page, until, head);
-        doorbell::send_queue(device, page, head);
+        doorbell::send_queue(device, page, head, Register::WithRecord);
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::completion::{self, Completion, Failure, Scattered, error_opcode, vendor};
 use super::requester::placeholder;
 use super::wqe::{self, Fetched, Operation, Wqe};
-use super::{event, receive_queue};
+use super::{dc, event, receive_queue};
 use crate::ifc::event::kind;
 use crate::ifc::wqe::{cqe_opcode, dbr, syndrome};
 use crate::objects::device::Device;
@@ -26,6 +26,9 @@ pub(super) fn complete(device: &mut Device, qp: &mut Qp) {
                 return;
             };
             report(device, qp, &flight.wqe, Some(failure), None);
+            if dc::survives(device, qp, &flight, failure) {
+                continue;
+            }
             return if qp.service == Service::Uc || qp.service.is_datagram() {
                 stop_sending(device, qp);
             } else {
@@ -101,10 +104,15 @@ pub fn enter_error(device: &mut Device, qp: &mut Qp, event_type: Option<u8>) {
     qp.requester.pause_until = None;
     flush_send(device, qp);
     receive_queue::flush(device, qp);
+    if qp.service == Service::Dcr {
+        // Only the connection has ended; its target goes on.
+        return;
+    }
     if let Some(event_type) = event_type {
         event::queue_pair(device, event_type, qp.number);
     }
-    if matches!(qp.decoded.receive, ReceiveFrom::Shared(_)) && qp.service != Service::Xrc {
+    let receives = !matches!(qp.service, Service::Xrc | Service::Dci);
+    if matches!(qp.decoded.receive, ReceiveFrom::Shared(_)) && receives {
         event::queue_pair(device, kind::SRQ_LAST_WQE, qp.number);
     }
     receive_queue::watch_in_error(device, qp, Instant::now());
@@ -120,11 +128,10 @@ pub fn flush_send(device: &mut Device, qp: &mut Qp) {
     qp.requester.cursor = 0;
     qp.requester.sent = 0;
     qp.requester.window.clear();
-    if let (Some(_), Ok(word)) = (
-        qp.queues.log_send,
-        device.host.read_be32(qp.decoded.dbr + dbr::SEND),
-    ) {
-        qp.requester.producer = word as u16;
+    if qp.queues.log_send.is_some() && qp.decoded.send_record {
+        if let Ok(word) = device.host.read_be32(qp.decoded.dbr + dbr::SEND) {
+            qp.requester.producer = word as u16;
+        }
     }
     let most = qp.queues.log_send.map_or(0, |log| 1u32 << log);
     for _ in 0..most {

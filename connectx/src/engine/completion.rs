@@ -384,12 +384,15 @@ pub(super) fn write(device: &mut Device, cqn: u32, completion: &Completion) -> b
     // The last quadword makes the entry valid, so it must be seen last; it is seen whole, so that in a collapsed queue the
     // counter of one completion is never there with the opcode of another.
     let first_half = match &completion.scattered {
-        Some(data) if data.wide && cq.entry == 128 => cq
-            .buffer
-            .locate(offset - cqe::SIZE as u64)
-            .is_some_and(|(addr, _)| device.host.write(addr, data.bytes()).is_ok()),
-        _ => true,
+        Some(data) if data.wide && cq.entry == 128 => Some(data.bytes()),
+        _ if cq.padded => Some(&[0; cqe::SIZE][..]),
+        _ => None,
     };
+    let first_half = first_half.is_none_or(|bytes| {
+        cq.buffer
+            .locate(offset - cqe::SIZE as u64)
+            .is_some_and(|(addr, _)| device.host.write(addr, bytes).is_ok())
+    });
     let written = first_half
         && cq
             .buffer

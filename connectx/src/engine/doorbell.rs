@@ -39,6 +39,7 @@ pub fn write(device: &mut Device, halves: &mut Halves, page: u32, offset: u64, v
             };
             match register {
                 uar::CQ => completion_queue(device, page, &doorbell),
+                uar::SQ_DBR_LESS => send_queue(device, page, &doorbell, Register::WithoutRecord),
                 // Only the first quadword of a buffer is a doorbell; behind it is what BlueFlame did not take.
                 uar::SQ..uar::SQ_END if register % uar::SQ_STRIDE == 0 => {
                     blueflame::rung(device, page, register, &doorbell, value)
@@ -139,8 +140,15 @@ fn completion_queue(device: &mut Device, page: u32, doorbell: &[u8; 8]) {
     }
 }
 
+/// Which register a send queue was rung by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Register {
+    WithRecord,
+    WithoutRecord,
+}
+
 /// The head of a WQE, which is a send queue's doorbell.
-pub(super) fn send_queue(device: &mut Device, page: u32, doorbell: &[u8; 8]) {
+pub(super) fn send_queue(device: &mut Device, page: u32, doorbell: &[u8; 8], by: Register) {
     let qpn = sq_doorbell::qpn.get32(doorbell);
     match device.qps.get(qpn) {
         None => lost(device, "qpn", qpn),
@@ -152,7 +160,22 @@ pub(super) fn send_queue(device: &mut Device, page: u32, doorbell: &[u8; 8]) {
                 "a QP is rung through its own UAR page",
             );
         }
-        Some(_) => super::requester::rung(device, qpn, sq_doorbell::wqe_index.get(doorbell) as u16),
+        Some(qp) if qp.decoded.send_record != (by == Register::WithRecord) => {
+            device.counters.lost_doorbells += 1;
+            device.refuse(
+                format!("qp {qpn:#x}"),
+                "send_dbr_mode",
+                u8::from(!qp.decoded.send_record),
+                "a send queue is rung by the register of its mode",
+                SOURCE,
+            );
+        }
+        Some(_) => {
+            let index = sq_doorbell::wqe_index.get(doorbell) as u16;
+            let blocks = sq_doorbell::ds.get(doorbell).div_ceil(4).max(1) as u16;
+            let end = (by == Register::WithoutRecord).then(|| index.wrapping_add(blocks));
+            super::requester::rung(device, qpn, index, end);
+        }
     }
 }
 

@@ -107,6 +107,13 @@ pub fn shared_receive_queue(device: &mut Device, event_type: u8, srqn: u32) {
     broadcast(device, event_type, entry);
 }
 
+/// Something happened to a target of dynamic connections.
+pub fn target(device: &mut Device, event_type: u8, dctn: u32) {
+    let mut entry = entry(event_type);
+    eqe::dctn.set(&mut entry, u64::from(dctn));
+    broadcast(device, event_type, entry);
+}
+
 /// A completion queue failed.
 pub fn cq_error(device: &mut Device, cqn: u32, syndrome: u8) {
     let mut entry = entry(kind::CQ_ERROR);

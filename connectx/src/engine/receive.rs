@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::lent::Data;
 use super::requester::{self, Budget};
 use super::responder;
-use super::{answers, blueflame, completing};
+use super::{answers, blueflame, completing, dc, pace};
 use crate::ifc::context::qpc;
 use crate::objects::device::Device;
 use crate::objects::qp::{Qp, Service, State};
@@ -52,7 +52,8 @@ fn takes(device: &Device, qp: &Qp, packet: &Packet) -> bool {
         Service::Uc => Transport::Uc,
         Service::Xrc => Transport::Xrc,
         Service::Ud | Service::Smi | Service::Gsi => Transport::Ud,
-        Service::RegUmr | Service::Sq => return false,
+        Service::Dci | Service::Dcr => Transport::Dc,
+        Service::RegUmr | Service::Sq | Service::Dct => return false,
     };
     // A datagram's sender may refuse what comes back to it from a multicast group.
     let own = packet.qpn == MULTICAST_QPN
@@ -62,7 +63,11 @@ fn takes(device: &Device, qp: &Qp, packet: &Packet) -> bool {
         return false;
     }
     // A connection takes packets from its own peer only (IBA 9.6.1.5).
-    let from_peer = transport == Transport::Ud || packet.source_lid == qp.decoded.remote_lid;
+    let from_peer = match transport {
+        Transport::Ud => true,
+        Transport::Dc => dc::is_peer(qp, packet),
+        _ => packet.source_lid == qp.decoded.remote_lid,
+    };
     let pkey = device.port.pkey(usize::from(qp.decoded.pkey_index));
     transport == packet.transport
         && from_peer
@@ -74,6 +79,13 @@ fn takes(device: &Device, qp: &Qp, packet: &Packet) -> bool {
 pub fn packet(device: &mut Device, packet: &Packet, data: Data<'_>, now: Instant) {
     if device.port.state != PortState::Active {
         device.counters.packets_dropped += 1;
+        return;
+    }
+    if packet.transport == Transport::Dc && !packet.is_answer() {
+        match dc::responder(device, packet) {
+            Some(number) => arrive(device, number, packet, data, now),
+            None => device.counters.packets_dropped += u64::from(packet.span),
+        }
         return;
     }
     if packet.qpn > 1 && packet.qpn != MULTICAST_QPN {
@@ -112,7 +124,10 @@ pub fn run(device: &mut Device, qpn: u32, budget: &mut Budget, now: Instant) -> 
         return false;
     };
     qp.scheduled = false;
-    let more = responder::run(device, &mut qp, budget);
+    if qp.limits.requester_group != 0 {
+        pace::share(device, qp.limits, budget);
+    }
+    let more = responder::run(device, &mut qp, budget, now);
     if matches!(qp.state, State::Error | State::SendQueueError) {
         completing::flush_send(device, &mut qp);
     }

@@ -3,13 +3,14 @@
 
 use std::time::{Duration, Instant};
 
-use super::completion::{self, Completion, Failure, error_opcode, vendor};
+use super::completion::{self, Completion, Failure, Source, error_opcode, vendor};
 use super::event;
 use super::lent::Data;
 use super::memory::{self, Accessor, Denied, Purpose};
 use super::wqe::{Sge, SgeList, part, scatter_list};
 use crate::ifc::event::kind;
 use crate::ifc::wqe::{SEGMENT, dbr, srq_next, syndrome};
+use crate::objects::dc::Dc;
 use crate::objects::device::Device;
 use crate::objects::memory::Buffer;
 use crate::objects::qp::{Qp, ReceiveFrom};
@@ -226,6 +227,15 @@ pub(super) fn deliver(
     receive: &Receive,
     mut entry: Completion,
 ) -> bool {
+    if let Dc::Responder(peer) = &qp.dc {
+        entry.source = Some(Source {
+            lid: peer.lid,
+            qpn: peer.qpn,
+            sl: qp.decoded.sl,
+            grh: false,
+            pkey: device.port.pkey(usize::from(qp.decoded.pkey_index)),
+        });
+    }
     if let Some((_, user_index)) = receive.complete_to {
         entry.user_index = user_index;
     }
@@ -236,7 +246,7 @@ pub(super) fn deliver(
 pub(super) fn fail_receive(device: &mut Device, qp: &mut Qp, receive: &Receive, failure: Failure) {
     let mut entry = Completion::new(
         error_opcode(false),
-        qp.number,
+        qp.shown_number(),
         qp.decoded.user_index,
         receive.index,
     );

@@ -12,13 +12,15 @@ use super::blueflame::Copied;
 use super::completing::{complete, fatal};
 use super::completion::{Failure, Scattered, vendor};
 use super::memory::{self, Accessor, Denied, Purpose};
+use super::pace::Half;
 use super::window::Window;
 use super::wqe::{self, Fetched, Operation, SgeList, Wqe, part};
-use super::{keys, responder};
+use super::{answers, dc, keys, pace, responder};
 use crate::cmd::caps::Capabilities;
 use crate::ifc::event::kind;
 use crate::ifc::wqe::{dbr, syndrome};
 use crate::objects::device::Device;
+use crate::objects::pacing::Limits;
 use crate::objects::qp::{Decoded, Qp, Service, State};
 use crate::wire::packet::{
     Deth, Grh, Kind, Packet, Position, Reth, Rider, Transport, Verdict, psn,
@@ -215,8 +217,8 @@ impl Budget {
     }
 }
 
-/// The send doorbell was rung with a WQE index.
-pub fn rung(device: &mut Device, qpn: u32, index: u16) {
+/// The send doorbell was rung with a WQE index; without a doorbell record also with the index behind the WQE.
+pub fn rung(device: &mut Device, qpn: u32, index: u16, end: Option<u16>) {
     let Some(qp) = device.qps.get(qpn) else {
         return;
     };
@@ -235,7 +237,11 @@ pub fn rung(device: &mut Device, qpn: u32, index: u16) {
         );
         return;
     }
-    if !read_producer(device, qpn) {
+    let moved = match end {
+        Some(end) => set_producer(device, qpn, end),
+        None => read_producer(device, qpn),
+    };
+    if !moved {
         return;
     }
     let Some(qp) = device.qps.get(qpn) else {
@@ -262,7 +268,7 @@ pub fn look_at_record(device: &mut Device, qpn: u32) {
         return;
     };
     let known = qp.requester.producer;
-    if qp.state != State::ReadyToSend || qp.queues.log_send.is_none() {
+    if qp.state != State::ReadyToSend || qp.queues.log_send.is_none() || !qp.decoded.send_record {
         return;
     }
     let record = device.host.read_be32(qp.decoded.dbr + dbr::SEND);
@@ -279,14 +285,24 @@ fn read_producer(device: &mut Device, qpn: u32) -> bool {
     let Some(qp) = device.qps.get_mut(qpn) else {
         return false;
     };
-    let Some(log_size) = qp.queues.log_send else {
+    if qp.queues.log_send.is_none() {
         return false;
-    };
+    }
     let Ok(word) = device.host.read_be32(qp.decoded.dbr + dbr::SEND) else {
         fatal(device, qpn, kind::WQ_CATAS_ERROR);
         return false;
     };
-    let producer = word as u16;
+    set_producer(device, qpn, word as u16)
+}
+
+/// Takes a send producer index. `false` if there cannot be as much in the queue; the queue pair is then in error.
+fn set_producer(device: &mut Device, qpn: u32, producer: u16) -> bool {
+    let Some(qp) = device.qps.get_mut(qpn) else {
+        return false;
+    };
+    let Some(log_size) = qp.queues.log_send else {
+        return false;
+    };
     // Of the WQEs in flight, those still count that have not completed.
     let posted = u32::from(producer.wrapping_sub(qp.requester.fetched));
     if posted > 1 << log_size {
@@ -319,11 +335,22 @@ pub fn run(device: &mut Device, qp: &mut Qp, budget: &mut Budget, now: Instant) 
         if budget.is_spent() {
             return true;
         }
+        if qp.limits != Limits::default() {
+            if let Some(until) = pace::busy_until(device, qp.limits, Half::Requester, now) {
+                answers::look_at(device, qp, until);
+                return false;
+            }
+        }
         if qp.requester.cursor == qp.requester.flights.len() && !take_next(device, qp) {
             return false;
         }
         match step(device, qp, now) {
-            Step::Sent(bytes) => budget.spend(bytes),
+            Step::Sent(bytes) => {
+                budget.spend(bytes);
+                if qp.limits != Limits::default() {
+                    pace::spend(device, qp.limits, Half::Requester, bytes, now);
+                }
+            }
             Step::Local => budget.spend(0),
             Step::Wait => {
                 complete(device, qp);
@@ -391,7 +418,9 @@ fn take_next(device: &mut Device, qp: &mut Qp) -> bool {
             (placeholder(index, 1, 0), Some(failure))
         }
     };
-    let failure = failure.or_else(|| device.faults.failure(qp.number));
+    let failure = failure
+        .or_else(|| dc::flushes(qp, &wqe))
+        .or_else(|| device.faults.failure(qp.number));
     let id = device.fetched;
     device.fetched += 1;
     let requester = &mut qp.requester;
@@ -430,6 +459,7 @@ pub(super) fn placeholder(index: u16, blocks: u16, opcode: u8) -> Wqe {
         operation: Operation::Nop,
         destination: None,
         xrc_srqn: None,
+        stream: 0,
         gather: SgeList::new(),
         inline: Vec::new(),
         len: 0,
@@ -453,6 +483,13 @@ fn step(device: &mut Device, qp: &mut Qp, now: Instant) -> Step {
         return Step::Wait;
     }
     let first = requester.sent == 0;
+    if first && !dc::reaches(device, qp) {
+        return Step::Wait;
+    }
+    let requester = &qp.requester;
+    let Some(flight) = requester.flights.get(requester.cursor) else {
+        return Step::Wait;
+    };
     // A fence waits for the READs and atomics before it (IBA 10.8.3.3). Local operations are over when they are done.
     if first && flight.wqe.fence >= 2 && requester.reads_out() > 0 {
         return Step::Wait;
@@ -466,9 +503,13 @@ fn step(device: &mut Device, qp: &mut Qp, now: Instant) -> Step {
             advance(qp, 0);
             Step::Local
         }
-        Operation::Dump | Operation::Invalidate { .. } | Operation::Update { .. } => {
+        Operation::Dump
+        | Operation::Copy
+        | Operation::Invalidate { .. }
+        | Operation::Update { .. } => {
             let failure = match flight.wqe.operation {
                 Operation::Dump => dump(device, qp, &flight.wqe).err(),
+                Operation::Copy => copy(device, qp, &flight.wqe).err(),
                 _ => keys::execute(device, qp, &flight.wqe).err(),
             };
             let cursor = qp.requester.cursor;
@@ -578,6 +619,35 @@ fn dump(device: &Device, qp: &Qp, wqe: &Wqe) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Copies within local memory.
+fn copy(device: &Device, qp: &Qp, wqe: &Wqe) -> Result<(), Failure> {
+    if !qp.mmo {
+        let object = format!("qp {:#x} wqe {:#x}", qp.number, wqe.index);
+        let rule = "INIT2INIT_QP has enabled such operations";
+        device.refuse(object, "mmo", 0u8, rule, "PRM QPC extension");
+        return Err(Failure::new(syndrome::LOCAL_QP_OP, vendor::WQE_FORMAT));
+    }
+    let [from, to] = wqe.gather[..] else {
+        return Ok(());
+    };
+    let who = accessor(qp);
+    memory::check(device, who, to.into(), Purpose::LocalWrite).map_err(local_failure)?;
+    let mut data = vec![0; from.len as usize];
+    memory::read(
+        device,
+        who,
+        from.key,
+        from.address,
+        Purpose::LocalRead,
+        &mut data,
+    )
+    .and_then(|()| {
+        let purpose = Purpose::LocalWrite;
+        memory::write(device, who, to.key, to.address, purpose, data[..].into())
+    })
+    .map_err(local_failure)
+}
+
 /// Sends the cursor's next packet.
 fn send(device: &mut Device, qp: &mut Qp, now: Instant) -> Step {
     let requester = &qp.requester;
@@ -655,6 +725,7 @@ fn send(device: &mut Device, qp: &mut Qp, now: Instant) -> Step {
         ),
         Operation::Nop
         | Operation::Dump
+        | Operation::Copy
         | Operation::Invalidate { .. }
         | Operation::Update { .. } => {
             return Step::Wait;
@@ -718,6 +789,7 @@ fn address(device: &Device, qp: &Qp, wqe: &Wqe) -> Packet {
     let transport = match qp.service {
         Service::Uc => Transport::Uc,
         Service::Xrc => Transport::Xrc,
+        Service::Dci | Service::Dct | Service::Dcr => Transport::Dc,
         Service::Ud | Service::Smi | Service::Gsi => Transport::Ud,
         Service::Rc | Service::RegUmr | Service::Sq => Transport::Rc,
     };
@@ -741,6 +813,7 @@ fn address(device: &Device, qp: &Qp, wqe: &Wqe) -> Packet {
         ack_request: false,
         solicited: false,
         deth: None,
+        dceth: None,
         xrc_srqn: wqe.xrc_srqn,
         kind: Kind::Acknowledge(Verdict::Ack),
         payload: Payload::NONE,
@@ -752,6 +825,10 @@ fn address(device: &Device, qp: &Qp, wqe: &Wqe) -> Packet {
             .gid
             .map(|gid| grh(gid, av.traffic_class, av.flow_label, av.hop_limit));
         packet.qpn = av.qpn;
+        if qp.service == Service::Dci {
+            packet.dceth = dc::header(qp);
+            return packet;
+        }
         // A Q_Key with the top bit set stands for the queue pair's own (IBA 10.2.5).
         let qkey = if av.qkey >> 31 == 1 { d.qkey } else { av.qkey };
         packet.deth = Some(Deth {

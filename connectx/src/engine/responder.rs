@@ -7,9 +7,10 @@ use std::time::Instant;
 use super::completion::{Completion, Failure, Scattered, vendor};
 use super::lent::Data;
 use super::memory::{self, Accessor, Denied, Purpose, Range};
+use super::pace::Half;
 use super::receive_queue::{Receive, deliver, fail_receive, scatter, take_receive};
 use super::requester::{Budget, IDEAL_PACKET, accessor, is_ideal};
-use super::{atomic, completing, datagram, keys};
+use super::{answers, atomic, completing, datagram, dc, keys, pace};
 use crate::ifc::event::kind;
 use crate::ifc::wqe::{cqe_opcode, syndrome};
 use crate::objects::device::Device;
@@ -96,6 +97,11 @@ impl Responder {
         self.spare = Some(receive);
     }
 
+    /// Whether it is between two messages.
+    pub(super) fn is_idle(&self) -> bool {
+        self.incoming.is_none() && self.jobs.is_empty() && self.ack_due.is_none()
+    }
+
     /// Whether answers are waiting to be sent.
     pub fn has_jobs(&self) -> bool {
         !self.jobs.is_empty()
@@ -116,7 +122,7 @@ pub fn request(device: &mut Device, qp: &mut Qp, packet: &Packet, data: Data<'_>
     match packet.transport {
         Transport::Ud => datagram::receive(device, qp, packet, data),
         Transport::Uc => unreliable(device, qp, packet, data),
-        Transport::Rc | Transport::Xrc => reliable(device, qp, packet, data),
+        Transport::Rc | Transport::Xrc | Transport::Dc => reliable(device, qp, packet, data),
     }
 }
 
@@ -390,7 +396,12 @@ fn send(
             (cqe_opcode::RESP_SEND_INV, key)
         }
     };
-    let mut entry = Completion::new(opcode, qp.number, qp.decoded.user_index, receive.index);
+    let mut entry = Completion::new(
+        opcode,
+        qp.shown_number(),
+        qp.decoded.user_index,
+        receive.index,
+    );
     entry.immediate = immediate;
     entry.byte_count = received;
     entry.solicited = packet.solicited;
@@ -489,7 +500,7 @@ fn write(
     };
     let mut entry = Completion::new(
         cqe_opcode::RESP_WR_IMM,
-        qp.number,
+        qp.shown_number(),
         qp.decoded.user_index,
         receive.index,
     );
@@ -667,6 +678,7 @@ fn answer(device: &mut Device, qp: &mut Qp, psn: u32, kind: Kind) {
 fn response(device: &Device, qp: &Qp, psn: u32, kind: Kind, payload: Payload) -> Packet {
     let transport = match qp.service {
         Service::Xrc => Transport::Xrc,
+        Service::Dcr => Transport::Dc,
         _ => Transport::Rc,
     };
     Packet {
@@ -682,6 +694,7 @@ fn response(device: &Device, qp: &Qp, psn: u32, kind: Kind, payload: Payload) ->
         ack_request: false,
         solicited: false,
         deth: None,
+        dceth: dc::answer_header(qp),
         xrc_srqn: None,
         kind,
         payload,
@@ -689,9 +702,9 @@ fn response(device: &Device, qp: &Qp, psn: u32, kind: Kind, payload: Payload) ->
 }
 
 /// Sends waiting answers for a while. Returns whether there are more.
-pub fn run(device: &mut Device, qp: &mut Qp, budget: &mut Budget) -> bool {
+pub fn run(device: &mut Device, qp: &mut Qp, budget: &mut Budget, now: Instant) -> bool {
     let ideal = is_ideal(device, qp);
-    while let Some(job) = qp.responder.jobs.front_mut() {
+    while qp.responder.has_jobs() {
         if !qp.state.answers() {
             qp.responder.jobs.clear();
             return false;
@@ -699,6 +712,16 @@ pub fn run(device: &mut Device, qp: &mut Qp, budget: &mut Budget) -> bool {
         if budget.is_spent() {
             return true;
         }
+        let limited = qp.limits.responder_group != 0;
+        if limited {
+            if let Some(until) = pace::busy_until(device, qp.limits, Half::Responder, now) {
+                answers::look_at(device, qp, until);
+                return false;
+            }
+        }
+        let Some(job) = qp.responder.jobs.front_mut() else {
+            return false;
+        };
         let (psn, span, kind, payload) = match job {
             Job::Packet { psn, kind } => {
                 let out = (*psn, 1, kind.clone(), Payload::NONE);
@@ -749,6 +772,9 @@ pub fn run(device: &mut Device, qp: &mut Qp, budget: &mut Budget) -> bool {
             }
         };
         budget.spend(payload.len());
+        if limited {
+            pace::spend(device, qp.limits, Half::Responder, payload.len(), now);
+        }
         device.counters.packets_sent += u64::from(span);
         device.counters.bytes_sent += payload.len() as u64;
         let mut packet = response(device, qp, psn, kind, payload);

@@ -7,7 +7,7 @@ use super::atomic;
 use crate::cmd::caps::Capabilities;
 use crate::ifc::context::mkc;
 use crate::ifc::wqe::{
-    BASIC_BLOCK, INVALID_LKEY, SEGMENT, av, completion, ctrl, data, raddr, send, umr_ctrl,
+    BASIC_BLOCK, INVALID_LKEY, MMO_DMA, SEGMENT, av, completion, ctrl, data, raddr, send, umr_ctrl,
 };
 use crate::objects::device::Host;
 use crate::objects::qp::{Qp, Service};
@@ -28,7 +28,7 @@ pub struct Sge {
     pub len: u32,
 }
 
-/// Destination of a datagram.
+/// Destination of a datagram, or of a dynamic connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct AddressVector {
@@ -40,6 +40,8 @@ pub struct AddressVector {
     pub traffic_class: u8,
     pub flow_label: u32,
     pub hop_limit: u8,
+    /// Of a target of dynamic connections, in the place of `qkey`.
+    pub access_key: u64,
 }
 
 /// What a WQE asks for.
@@ -71,6 +73,8 @@ pub enum Operation {
     Invalidate {
         key: u32,
     },
+    /// Copies within local memory: the first of [`Wqe::gather`] to the second.
+    Copy,
     /// Change of a memory key, described in [`Wqe::update`].
     Update {
         key: u32,
@@ -103,6 +107,8 @@ pub struct Wqe {
     pub operation: Operation,
     pub destination: Option<AddressVector>,
     pub xrc_srqn: Option<u32>,
+    /// Stream of a dynamic connection's initiator.
+    pub stream: u16,
     pub gather: SgeList,
     /// Data inside the WQE, which replaces `gather`.
     pub inline: Vec<u8>,
@@ -117,7 +123,7 @@ impl Operation {
     pub fn is_local(self) -> bool {
         matches!(
             self,
-            Self::Nop | Self::Dump | Self::Invalidate { .. } | Self::Update { .. }
+            Self::Nop | Self::Dump | Self::Invalidate { .. } | Self::Update { .. } | Self::Copy
         )
     }
 }
@@ -254,7 +260,14 @@ pub fn parse(service: Service, index: u16, blocks: u16, raw: &[u8]) -> Result<Wq
             "a completion on every or no success",
         ));
     }
-    let destination = if service.is_datagram() && opcode != send::NOP {
+    let addressed = match service {
+        Service::Dci => !matches!(
+            opcode,
+            send::NOP | send::UMR | send::LOCAL_INVAL | send::DUMP | send::MMO
+        ),
+        _ => service.is_datagram() && opcode != send::NOP,
+    };
+    let destination = if addressed {
         Some(address_vector(&mut rest)?)
     } else {
         None
@@ -277,12 +290,15 @@ pub fn parse(service: Service, index: u16, blocks: u16, raw: &[u8]) -> Result<Wq
         operation,
         destination,
         xrc_srqn,
+        stream: ctrl::dci_stream_channel_id.get(head) as u16,
         gather: SgeList::new(),
         inline: Vec::new(),
         len: 0,
         update: None,
     };
-    if matches!(operation, Operation::Update { .. }) {
+    if operation == Operation::Copy {
+        copy_segments(&mut wqe, rest)?;
+    } else if matches!(operation, Operation::Update { .. }) {
         key_update(&mut wqe, rest)?;
     } else if operation == Operation::Dump || !operation.is_local() {
         data_segments(&mut wqe, rest)?;
@@ -293,7 +309,8 @@ pub fn parse(service: Service, index: u16, blocks: u16, raw: &[u8]) -> Result<Wq
 /// What a service can do (IBA table 35).
 fn check_service(service: Service, opcode: u8) -> Result<(), Wrong> {
     let allowed = match service {
-        Service::Rc | Service::Xrc => true,
+        Service::Rc => true,
+        Service::Xrc | Service::Dci => opcode != send::MMO,
         Service::Uc => !matches!(
             opcode,
             send::RDMA_READ
@@ -302,11 +319,13 @@ fn check_service(service: Service, opcode: u8) -> Result<(), Wrong> {
                 | send::ATOMIC_MASKED_CS
                 | send::ATOMIC_MASKED_FA
                 | send::SEND_INVAL
+                | send::MMO
         ),
         Service::Ud | Service::Smi | Service::Gsi => {
             matches!(opcode, send::NOP | send::SEND | send::SEND_IMM)
         }
         Service::Sq => opcode == send::NOP,
+        Service::Dct | Service::Dcr => false,
         Service::RegUmr => matches!(opcode, send::NOP | send::LOCAL_INVAL | send::UMR),
     };
     if allowed {
@@ -341,6 +360,7 @@ fn address_vector(rest: &mut &[u8]) -> Result<AddressVector, Wrong> {
         traffic_class: av::tclass.get(&whole) as u8,
         flow_label: av::flow_label.get32(&whole),
         hop_limit: av::hop_limit.get(&whole) as u8,
+        access_key: av::dc_key.get(&whole),
     })
 }
 
@@ -380,6 +400,7 @@ fn operation(opcode: u8, opmod: u8, immediate: u32, rest: &mut &[u8]) -> Result<
         }
         send::LOCAL_INVAL => Operation::Invalidate { key: immediate },
         send::UMR => Operation::Update { key: immediate },
+        send::MMO if opmod == MMO_DMA => Operation::Copy,
         other => return Err(("opcode", u64::from(other), "an opcode that the device has")),
     })
 }
@@ -404,6 +425,28 @@ fn key_update(wqe: &mut Wqe, mut rest: &[u8]) -> Result<(), Wrong> {
         wqe.gather.push(sge(take(&mut rest, SEGMENT)?));
     }
     wqe.update = Some(Box::new(update));
+    Ok(())
+}
+
+/// Segments of a copy: one for the result of other operations of its kind, its source and its destination.
+fn copy_segments(wqe: &mut Wqe, mut rest: &[u8]) -> Result<(), Wrong> {
+    take(&mut rest, SEGMENT)?;
+    let (source, destination) = (
+        sge(take(&mut rest, SEGMENT)?),
+        sge(take(&mut rest, SEGMENT)?),
+    );
+    let len = u64::from(source.len);
+    if source.len != destination.len {
+        let rule = "a copy's source and destination are of one length";
+        return Err(("byte_count", len, rule));
+    }
+    // 0 stands for 2 GiB.
+    if source.len == 0 || len > 1 << Capabilities::LOG_DMA_MMO_MAX_SIZE {
+        let rule = "a copy has at most 2^log_dma_mmo_max_size bytes";
+        return Err(("byte_count", len, rule));
+    }
+    wqe.gather.push(source);
+    wqe.gather.push(destination);
     Ok(())
 }
 
@@ -572,6 +615,7 @@ mod tests {
                 Service::Uc,
                 Service::Ud,
                 Service::Xrc,
+                Service::Dci,
                 Service::RegUmr,
             ] {
                 if let Ok(wqe) = parse(service, 0, 1, &raw) {

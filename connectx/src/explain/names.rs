@@ -58,6 +58,7 @@ pub fn meaning(part: &str, field: &str, value: u64) -> Option<&'static str> {
         ("cqc", "cqe_sz") => Some(match value {
             0 => "64 bytes",
             1 => "128 bytes",
+            2 => "128 bytes, padded",
             _ => return None,
         }),
         ("cqc" | "eqc", "st") => Some(match value {

@@ -190,7 +190,7 @@ impl Checker<'_> {
             Capabilities::LOG_MAX_CQ_SIZE,
             "log_max_cq_sz",
         );
-        self.at_most("cqe_sz", cqc::cqe_sz, 1, "64 or 128 bytes");
+        self.at_most("cqe_sz", cqc::cqe_sz, 2, "64, 128 or padded 128 bytes");
         if self.get(cqc::dbr_umem_valid) == 0 {
             let aligned = self.get(cqc::dbr_addr) % 8 == 0;
             self.require(

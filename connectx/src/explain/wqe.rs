@@ -65,7 +65,12 @@ pub fn send(service: Service, dump: &[u8]) -> Explanation {
     let mut walk = Walk::new(&dump[..dump.len().min(len.max(ctrl::SIZE))]);
     let code = ctrl::opcode.get(dump) as u8;
     walk.part("ctrl", ctrl::FIELDS, ctrl::SIZE);
-    if service.is_datagram() && code != opcode::NOP {
+    let connects = service == Service::Dci
+        && !matches!(
+            code,
+            opcode::NOP | opcode::UMR | opcode::LOCAL_INVAL | opcode::DUMP | opcode::MMO
+        );
+    if connects || service.is_datagram() && code != opcode::NOP {
         let extended = av::extended.is_set(walk.rest());
         walk.part("av", av::FIELDS, if extended { av::SIZE } else { SEGMENT });
     }
@@ -91,6 +96,7 @@ pub fn send(service: Service, dump: &[u8]) -> Explanation {
             walk.part("raddr", raddr::FIELDS, raddr::SIZE);
             walk.part("masked_atomic", masked_atomic::FIELDS, masked_atomic::SIZE);
         }
+        opcode::MMO => walk.at += SEGMENT,
         opcode::UMR => walk.part("umr_ctrl", umr_ctrl::FIELDS, umr_ctrl::SIZE),
         _ => {}
     }

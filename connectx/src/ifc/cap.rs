@@ -11,6 +11,8 @@ layout! {
         hca_cap_2 = 0x04[0; 1],
         dtor = 0x04[2; 1],
         vhca_id = 0x06[0; 16],
+        // The kernel header has no name for it; rdma-core's mlx5_ifc.h has.
+        log_dma_mmo_max_size = 0x0d[3; 5],
         log_max_srq_sz = 0x10[0; 8],
         log_max_qp_sz = 0x11[0; 8],
         event_cap = 0x12[0; 1],
@@ -30,6 +32,8 @@ layout! {
         log_max_mrw_sz = 0x21[1; 7],
         null_mkey = 0x23[1; 1],
         log_max_klm_list_size = 0x23[2; 6],
+        // The kernel header has no name for it; rdma-core's mlx5_ifc.h has.
+        qpc_extension = 0x24[2; 1],
         log_max_ra_req_dc = 0x25[2; 6],
         log_max_ra_res_dc = 0x27[2; 6],
         log_max_ra_req_qp = 0x29[2; 6],
@@ -60,6 +64,7 @@ layout! {
         sctr_data_cqe = 0x42[5; 1],
         tph = 0x43[0; 1],
         dct = 0x43[2; 1],
+        qos = 0x43[3; 1],
         atomic = 0x43[6; 1],
         cq_oi = 0x44[0; 1],
         cq_resize = 0x44[1; 1],
@@ -89,6 +94,11 @@ layout! {
         log_max_mcg = 0x63[0; 8],
         log_max_transport_domain = 0x64[3; 5],
         log_max_pd = 0x65[3; 5],
+        dp_ordering_ooo_all_ud = 0x66[0; 1],
+        dp_ordering_ooo_all_uc = 0x66[1; 1],
+        dp_ordering_ooo_all_xrc = 0x66[2; 1],
+        dp_ordering_ooo_all_dc = 0x66[3; 1],
+        dp_ordering_ooo_all_rc = 0x66[4; 1],
         log_max_xrcd = 0x67[3; 5],
         log_max_rq = 0x6c[3; 5],
         log_max_sq = 0x6d[3; 5],
@@ -105,11 +115,42 @@ layout! {
         device_frequency_mhz = 0x98[0; 32],
         device_frequency_khz = 0x9c[0; 32],
         num_of_uars_per_page = 0xa4[0; 32],
+        log_max_dci_stream_channels = 0xb1[3; 5],
+        log_max_dci_errored_streams = 0xb2[3; 5],
+        cqe_128_always = 0xb7[5; 1],
         uctx_cap = 0xd4[0; 32],
+        // As for log_dma_mmo_max_size.
+        dma_mmo_qp = 0xe9[0; 1],
         eq_overrun_count = 0x68[3; 1],
         invalid_command_count = 0x68[5; 1],
         relaxed_ordering_read = 0x65[2; 1],
         relaxed_ordering_write = 0x1d[0; 1],
+    }
+    /// The second part of the general capabilities (`cmd_hca_cap_2`).
+    cmd_hca_cap_2(0x100) {
+        dp_ordering_force = 0x11[0; 1],
+        // The kernel header has no name for it; rdma-core's mlx5_ifc.h has.
+        log_reserved_qpn_granularity = 0x12[3; 5],
+        // Names of rdma-core's tests (mlx5_prm_structs.py).
+        send_dbr_mode_no_dbr_ext = 0x5c[1; 1],
+        log_max_send_dbr_less_qp_sq = 0x5c[3; 5],
+    }
+    /// Capabilities of quality of service (`qos_cap`).
+    qos_cap(0x100) {
+        packet_pacing = 0x00[0; 1],
+        nic_sq_scheduling = 0x01[0; 1],
+        nic_bw_share = 0x01[1; 1],
+        nic_rate_limit = 0x01[2; 1],
+        packet_pacing_uid = 0x01[3; 1],
+        // The kernel header has no name for it; rdma-core's mlx5_ifc.h has.
+        nic_qp_scheduling = 0x04[1; 1],
+        log_max_qos_nic_queue_group = 0x05[3; 5],
+        packet_pacing_max_rate = 0x08[0; 32],
+        packet_pacing_min_rate = 0x0c[0; 32],
+        packet_pacing_rate_table_size = 0x12[0; 16],
+        max_tsar_bw_share = 0x1c[0; 32],
+        nic_element_type = 0x20[0; 16],
+        nic_tsar_type = 0x22[0; 16],
     }
     /// Device memory capabilities (`device_mem_cap`).
     device_mem_cap(0x100) {

@@ -141,10 +141,14 @@ layout! {
     }
     /// Every transition of a queue pair (`rst2init_qp_in`).
     modify_qp_in(0x110) {
+        // The kernel header has no names for the extension; rdma-core's mlx5_ifc.h has.
+        qpc_ext = 0x08[0; 1],
         qpn = 0x09[0; 24],
         opt_param_mask = 0x10[0; 32],
         ece = 0x14[0; 32],
         qpc = 0x18[0; 1856],
+        opt_param_mask_95_32 = 0x108[0; 64],
+        qpc_data_ext = 0x110[0; 1536],
     }
     /// QUERY_QP (`query_qp_out`).
     query_qp_out(0x1d0) {
@@ -161,6 +165,37 @@ layout! {
         // The kernel header has no names for these; DPDK mlx5_prm.h has.
         mkey_umem_id = 0x64[0; 32],
         mkey_umem_offset = 0x68[0; 64],
+    }
+    /// SET_PP_RATE_LIMIT (`set_pp_rate_limit_in`).
+    set_pp_rate_limit_in(0x40) {
+        rate_limit_index = 0x0a[0; 16],
+        ctx = 0x10[0; 384],
+    }
+    /// Head of the commands for general objects (`general_obj_in_cmd_hdr` of rdma-core's mlx5_ifc.h).
+    general_obj_in_cmd_hdr(0x10) {
+        obj_type = 0x06[0; 16],
+        obj_id = 0x08[0; 32],
+        log_obj_range = 0x0c[3; 5],
+    }
+    /// Head of their answers (`general_obj_out_cmd_hdr`).
+    general_obj_out_cmd_hdr(0x10) {
+        obj_id = 0x08[0; 32],
+    }
+    /// CREATE_GENERAL_OBJECT of a scheduling element (rdma-core `create_sched_elem_in`).
+    create_sched_elem_in(0x90) {
+        sched_elem = 0x10[0; 1024],
+    }
+    /// CREATE_GENERAL_OBJECT of a mapping (rdma-core `create_av_qp_mapping_in`).
+    create_av_qp_mapping_in(0x50) {
+        mapping = 0x10[0; 512],
+    }
+    /// CREATE_DCT (`create_dct_in`).
+    create_dct_in(0x80) {
+        dct_context_entry = 0x10[0; 512],
+    }
+    /// QUERY_DCT (`query_dct_out`).
+    query_dct_out(0x80) {
+        dct_context_entry = 0x10[0; 512],
     }
     /// QUERY_MKEY (`query_mkey_in`).
     query_mkey_in(0x10) {

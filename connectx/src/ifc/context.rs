@@ -12,6 +12,7 @@ layout! {
         end_padding_mode = 0x03[4; 2],
         wq_signature = 0x04[0; 1],
         block_lb_mc = 0x04[1; 1],
+        dp_ordering_force = 0x04[7; 1],
         pd = 0x05[0; 24],
         mtu = 0x08[0; 3],
         log_msg_max = 0x08[3; 5],
@@ -23,6 +24,8 @@ layout! {
         rlky = 0x0b[3; 1],
         counter_set_id = 0x0c[0; 8],
         uar_page = 0x0d[0; 24],
+        // The kernel header has no name for it; rdma-core's tests have (mlx5_prm_structs.py).
+        send_dbr_mode = 0x10[0; 2],
         user_index = 0x11[0; 24],
         log_page_size = 0x14[3; 5],
         remote_qpn = 0x15[0; 24],
@@ -35,8 +38,11 @@ layout! {
         fre = 0x72[4; 1],
         cur_rnr_retry = 0x72[5; 3],
         cur_retry_count = 0x73[0; 3],
+        packet_pacing_rate_limit_index = 0x76[0; 16],
         next_send_psn = 0x79[0; 24],
+        log_num_dci_stream_channels = 0x7c[3; 5],
         cqn_snd = 0x7d[0; 24],
+        log_num_dci_errored_streams = 0x80[3; 5],
         deth_sqpn = 0x81[0; 24],
         last_acked_psn = 0x89[0; 24],
         ssn = 0x8d[0; 24],
@@ -46,6 +52,7 @@ layout! {
         rwe = 0x92[1; 1],
         rae = 0x92[2; 1],
         page_offset = 0x92[4; 6],
+        dp_ordering_1 = 0x93[4; 1],
         min_rnr_nak = 0x94[3; 5],
         next_rcv_psn = 0x95[0; 24],
         xrcd = 0x99[0; 24],
@@ -65,6 +72,62 @@ layout! {
         dbr_umem_valid = 0xd0[3; 1],
         // The kernel header has no name for it; DPDK mlx5_prm.h has.
         dbr_umem_id = 0xe4[0; 32],
+    }
+    /// Extension of the queue pair context (`qpc_ext` of rdma-core's mlx5_ifc.h).
+    qpc_ext(0xc0) {
+        mmo = 0x00[2; 1],
+        dci_stream_channel_id = 0x02[0; 16],
+        qos_queue_group_id_requester = 0x04[0; 32],
+        qos_queue_group_id_responder = 0x08[0; 32],
+    }
+    /// Scheduling element (`sched_elem` of rdma-core's mlx5_ifc.h).
+    sched_elem(0x80) {
+        modify_field_select = 0x00[0; 64],
+        scheduling_hierarchy = 0x08[0; 8],
+        sched_context = 0x20[0; 512],
+    }
+    /// Context of a scheduling element (`sched_context`).
+    sched_context(0x40) {
+        element_type = 0x00[0; 8],
+        tsar_type = 0x05[0; 8],
+        parent_element_id = 0x08[0; 32],
+        bw_share = 0x14[0; 32],
+        max_average_bw = 0x18[0; 32],
+    }
+    /// Rate of packet pacing (`set_pp_rate_limit_context`).
+    set_pp_rate_limit_context(0x30) {
+        rate_limit = 0x00[0; 32],
+        burst_upper_bound = 0x04[0; 32],
+        typical_packet_size = 0x0a[0; 16],
+    }
+    /// Destination of dynamic connections and the queue pair that stands for its path (rdma-core `av_qp_mapping`).
+    av_qp_mapping(0x40) {
+        qpn = 0x0c[0; 32],
+        rgid_or_rip = 0x30[0; 128],
+    }
+    /// Context of a target of dynamic connections (`dctc`).
+    dctc(0x40) {
+        state = 0x00[4; 4],
+        user_index = 0x05[0; 24],
+        cqn = 0x09[0; 24],
+        counter_set_id = 0x0c[0; 8],
+        atomic_mode = 0x0d[0; 4],
+        rre = 0x0d[4; 1],
+        rwe = 0x0d[5; 1],
+        rae = 0x0d[6; 1],
+        cs_res = 0x11[0; 8],
+        min_rnr_nak = 0x12[3; 5],
+        srqn_xrqn = 0x15[0; 24],
+        pd = 0x19[0; 24],
+        tclass = 0x1c[0; 8],
+        flow_label = 0x1d[4; 20],
+        dc_access_key = 0x20[0; 64],
+        mtu = 0x28[5; 3],
+        port = 0x29[0; 8],
+        pkey_index = 0x2a[0; 16],
+        my_addr_index = 0x2d[0; 8],
+        hop_limit = 0x2f[0; 8],
+        dc_access_key_violation_count = 0x30[0; 32],
     }
     /// Address path of a queue pair (`ads`).
     ads(0x2c) {
@@ -219,6 +282,7 @@ layout! {
         user_index = 0x05[0; 24],
         cqn = 0x09[0; 24],
         tis_lst_sz = 0x20[0; 16],
+        qos_queue_group_id = 0x22[0; 16],
         tis_num_0 = 0x2d[0; 24],
         wq = 0x30[0; 1536],
     }

@@ -20,6 +20,8 @@ layout! {
         page_req_num_pages = 0x24[0; 32],
         /// Port change.
         port_num = 0x28[0; 4],
+        /// Of a DCT.
+        dctn = 0x38[0; 32],
         /// Affiliated asynchronous event of a QP or SRQ: kind of queue and its number.
         queue_type = 0x34[0; 8],
         queue_number = 0x38[0; 32],
@@ -44,6 +46,8 @@ pub mod kind {
     pub const SRQ_CATAS_ERROR: u8 = 0x12;
     pub const SRQ_LAST_WQE: u8 = 0x13;
     pub const SRQ_RQ_LIMIT: u8 = 0x14;
+    pub const DCT_DRAINED: u8 = 0x1c;
+    pub const DCT_KEY_VIOLATION: u8 = 0x1d;
 }
 
 /// Sub-types of [`kind::PORT_CHANGE`].

@@ -23,6 +23,7 @@ layout! {
         fence_mode = 0x0b[0; 3],
         completion = 0x0b[4; 2],
         solicited = 0x0b[6; 1],
+        dci_stream_channel_id = 0x09[0; 16],
         /// Immediate data, or the key to invalidate, or the key that a UMR works on.
         imm = 0x0c[0; 32],
     }
@@ -61,6 +62,8 @@ layout! {
     /// Address vector of a datagram; the second 32 bytes are absent in the compact form.
     av(0x30) {
         qkey = 0x00[0; 32],
+        /// Of a dynamic connection, in the place of `qkey`.
+        dc_key = 0x00[0; 64],
         extended = 0x08[0; 1],
         dqpn = 0x09[0; 24],
         stat_rate = 0x0c[0; 4],
@@ -134,6 +137,7 @@ layout! {
     sq_doorbell(0x08) {
         wqe_index = 0x01[0; 16],
         qpn = 0x04[0; 24],
+        ds = 0x07[2; 6],
     }
 }
 
@@ -155,10 +159,14 @@ pub mod send {
     pub const SET_PSV: u8 = 0x20;
     pub const DUMP: u8 = 0x23;
     pub const UMR: u8 = 0x25;
+    pub const MMO: u8 = 0x2f;
 }
 
 /// `ctrl.opmod` of a masked atomic: this bit, and log2 of the operand's bytes less 2 (UCX `UCT_IB_MLX5_OPMOD_EXT_ATOMIC`).
 pub const EXTENDED_ATOMIC: u8 = 8;
+
+/// `ctrl.opmod` of an MMO that copies (`MLX5_OPC_MOD_MMO_DMA` of rdma-core).
+pub const MMO_DMA: u8 = 1;
 
 /// Opcodes of CQEs.
 #[allow(missing_docs)]
@@ -233,6 +241,8 @@ pub mod uar {
     pub const EQ_ARM: u64 = 0x40;
     /// EQ consumer index without arm, 4 bytes.
     pub const EQ: u64 = 0x48;
+    /// Send doorbell of queues without a doorbell record, 8 bytes (`DB_BF_DBR_LESS_BUF_OFFSET` of rdma-core's tests).
+    pub const SQ_DBR_LESS: u64 = 0x600;
     /// First of four send doorbell registers of `1 << log_bf_reg_size` bytes, each of two buffers that take turns.
     pub const SQ: u64 = 0x800;
     /// Bytes of a buffer; a doorbell is a write to the first 8.

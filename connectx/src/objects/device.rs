@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Everything that one function holds.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,6 +9,7 @@ use vm_memory::VolatileSlice;
 
 use super::memic;
 use super::memory::{Mkey, Umem};
+use super::pacing::{Element, Rate};
 use super::qp::Qp;
 use super::queue::{Cq, Eq, Srq};
 use super::table::{Reuse, Table};
@@ -287,6 +288,14 @@ pub struct Device {
     pub qps: Table<Box<Qp>>,
     /// Shared receive queues.
     pub srqs: Table<Srq>,
+    /// Rates of packet pacing.
+    pub rates: BTreeMap<u16, Rate>,
+    /// Scheduling elements.
+    pub elements: Table<Element>,
+    /// Blocks of reserved numbers of queue pairs.
+    pub reserved_qpns: Table<Owned>,
+    /// Destinations that are mapped to queue pairs.
+    pub av_mappings: Table<Owned>,
     /// Multicast groups and the queue pairs in them.
     pub multicast: Vec<([u8; 16], u32)>,
     /// Queue pairs with work to do.
@@ -295,6 +304,8 @@ pub struct Device {
     pub timers: Timers,
     /// Send WQEs fetched so far, which numbers them.
     pub fetched: u64,
+    /// Dynamic connections made so far, which numbers them. Resets do not start it again: peers may remember.
+    pub dc_sessions: u64,
     /// Queue pairs that have requests to acknowledge.
     pub acks: Vec<u32>,
     /// Completions that a fault holds back.
@@ -336,10 +347,15 @@ impl Device {
             cqs: Table::new(0x40, (1 << Capabilities::LOG_MAX_CQ) - 0x40),
             qps: Table::new(0x40, (1 << Capabilities::LOG_MAX_QP) - 0x40),
             srqs: Table::new(0x10, (1 << Capabilities::LOG_MAX_SRQ) - 0x10),
+            rates: BTreeMap::new(),
+            elements: Table::new(1, (1 << Capabilities::LOG_MAX_ELEMENTS) - 1),
+            reserved_qpns: Table::new(0, 1 << Capabilities::LOG_MAX_RESERVED_BLOCKS),
+            av_mappings: Table::new(1, (1 << Capabilities::LOG_MAX_QP) - 1),
             multicast: Vec::new(),
             runnable: VecDeque::new(),
             timers: Timers::default(),
             fetched: 0,
+            dc_sessions: 0,
             acks: Vec::new(),
             held: Held::default(),
             outbox: VecDeque::new(),
@@ -395,6 +411,10 @@ impl Device {
         self.cqs.clear();
         self.qps.clear();
         self.srqs.clear();
+        self.rates.clear();
+        self.elements.clear();
+        self.reserved_qpns.clear();
+        self.av_mappings.clear();
         self.multicast.clear();
         self.runnable.clear();
         self.timers = Timers::default();

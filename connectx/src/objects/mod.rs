@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What a function holds: numbered objects with owners, references and states.
 
+pub mod dc;
 pub mod device;
 pub mod memic;
 pub mod memory;
+pub mod pacing;
 pub mod qp;
 pub mod queue;
 pub mod table;

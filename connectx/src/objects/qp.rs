@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Queue pairs: context, states and the transitions between them.
 
+use super::dc::Dc;
 use super::memory::Buffer;
+use super::pacing::Limits;
 use super::table::Weigh;
 use crate::engine::requester::Requester;
 use crate::engine::responder::Responder;
@@ -45,11 +47,16 @@ pub enum Service {
     Uc = 0x1,
     Ud = 0x2,
     Xrc = 0x3,
+    Dci = 0x5,
     Smi = 0x7,
     Gsi = 0x8,
     RegUmr = 0xc,
     /// A send queue without a queue pair, which `qpc.st` cannot name.
     Sq = 0x100,
+    /// A target of dynamic connections, which CREATE_QP does not make.
+    Dct = 0x101,
+    /// A target's end of one connection, which no command names.
+    Dcr = 0x102,
 }
 
 impl Service {
@@ -60,6 +67,7 @@ impl Service {
             0x1 => Self::Uc,
             0x2 => Self::Ud,
             0x3 => Self::Xrc,
+            0x5 => Self::Dci,
             0x7 => Self::Smi,
             0x8 => Self::Gsi,
             0xc => Self::RegUmr,
@@ -74,7 +82,12 @@ impl Service {
 
     /// Whether requests are acknowledged.
     pub fn is_reliable(self) -> bool {
-        matches!(self, Self::Rc | Self::Xrc)
+        matches!(self, Self::Rc | Self::Xrc | Self::Dci | Self::Dcr)
+    }
+
+    /// Whether it is a queue pair that CREATE_QP makes, to the commands that name one.
+    pub fn is_queue_pair(self) -> bool {
+        !matches!(self, Self::Sq | Self::Dct | Self::Dcr)
     }
 }
 
@@ -119,6 +132,8 @@ pub struct Decoded {
     pub receive: ReceiveFrom,
     pub xrcd: u32,
     pub dbr: u64,
+    /// The send queue has a doorbell record.
+    pub send_record: bool,
     pub mtu: usize,
     pub log_msg_max: u32,
     pub remote_qpn: u32,
@@ -230,6 +245,12 @@ pub struct Qp {
     pub responder: Responder,
     /// In the engine's list of queue pairs with work.
     pub scheduled: bool,
+    /// Role in dynamic connections.
+    pub dc: Dc,
+    /// How fast it may send.
+    pub limits: Limits,
+    /// WQEs may copy within local memory.
+    pub mmo: bool,
 }
 
 impl Weigh for Box<Qp> {
@@ -260,6 +281,7 @@ impl Decoded {
             },
             xrcd: qpc::xrcd.get32(context),
             dbr,
+            send_record: !qpc::send_dbr_mode.is_set(context),
             // IB MTU codes 1 to 5 are 256 to 4096 bytes; what is out of range was refused by the command.
             mtu: 128 << qpc::mtu.get(context).clamp(1, 5),
             log_msg_max: qpc::log_msg_max.get32(context).min(30),
@@ -287,6 +309,14 @@ impl Decoded {
 }
 
 impl Qp {
+    /// The number that completions show: of a target's responders, the target's.
+    pub fn shown_number(&self) -> u32 {
+        match &self.dc {
+            Dc::Responder(peer) => peer.dctn,
+            _ => self.number,
+        }
+    }
+
     /// The context as QUERY_QP shows it: what was given, and where the queues stand.
     pub fn query(&self) -> Vec<u8> {
         let mut context = self.context.clone();

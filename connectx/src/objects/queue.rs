@@ -80,6 +80,8 @@ pub struct Cq {
     pub log_size: u32,
     /// Bytes of an entry: 64 or 128.
     pub entry: u64,
+    /// The half of a 128-byte entry that a completion does not need is zeroed.
+    pub padded: bool,
     /// Every entry overwrites the first.
     pub collapsed: bool,
     /// Entries may overwrite ones not consumed.

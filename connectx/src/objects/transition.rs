@@ -52,6 +52,14 @@ pub mod optional {
     pub const COUNTER_SET_ID: u32 = 1 << 25;
 }
 
+/// Bits of `opt_param_mask_95_32`, `MLX5_QPC_OPT_MASK_32_*` of rdma-core's mlx5_ifc.h.
+#[allow(missing_docs)]
+pub mod extension {
+    pub const DCI_STREAM_CHANNEL_ID: u64 = 1 << 0;
+    pub const QOS_QUEUE_GROUP_ID: u64 = 1 << 1;
+    pub const INIT2INIT_MMO: u64 = 1 << 3;
+}
+
 /// Bits of `opt_param_mask` that a transition of a service knows (`opt_mask` of drivers/infiniband/hw/mlx5/qp.c, from
 /// IBA table 92). What else is set asks for a change that would not happen.
 pub fn optional_of(command: u16, service: Service) -> u32 {
@@ -142,6 +150,12 @@ pub fn merge(command: u16, opt_param_mask: u32, given: &[u8], context: &mut [u8]
                 qpc::min_rnr_nak,
             ];
             copy(given, context, &fields);
+            // The driver sets both for a queue pair that permits it, and neither for another.
+            copy(
+                given,
+                context,
+                &[qpc::dp_ordering_1, qpc::dp_ordering_force],
+            );
             copy_path(given, context, path);
         }
         opcode::RTR2RTS_QP => {
@@ -166,6 +180,7 @@ pub fn merge(command: u16, opt_param_mask: u32, given: &[u8], context: &mut [u8]
         (optional::RNR_TIMEOUT, &[qpc::min_rnr_nak]),
         (optional::PM_STATE, &[qpc::pm_state]),
         (optional::COUNTER_SET_ID, &[qpc::counter_set_id]),
+        (optional::PP_INDEX, &[qpc::packet_pacing_rate_limit_index]),
     ];
     for (bit, fields) in optional {
         if opt_param_mask & bit != 0 {

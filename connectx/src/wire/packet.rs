@@ -123,6 +123,17 @@ pub struct Deth {
     pub source_qpn: u32,
 }
 
+/// Header of the dynamically connected transport. Its layout is not public; this is what must be in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Dceth {
+    /// Initiator: in a request the sender, in an answer the receiver.
+    pub initiator: u32,
+    /// Number of the connection, which grows with every one that a function makes.
+    pub session: u64,
+    /// Access key, in requests.
+    pub access_key: u64,
+}
+
 /// Global route header, as far as the model uses it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
@@ -142,6 +153,7 @@ pub enum Transport {
     Uc,
     Ud,
     Xrc,
+    Dc,
 }
 
 /// A packet.
@@ -171,6 +183,8 @@ pub struct Packet {
     pub solicited: bool,
     /// Of a datagram.
     pub deth: Option<Deth>,
+    /// Of a dynamic connection.
+    pub dceth: Option<Dceth>,
     /// XRC: shared receive queue at the receiver.
     pub xrc_srqn: Option<u32>,
     /// What it does.
@@ -180,6 +194,23 @@ pub struct Packet {
 }
 
 impl Packet {
+    /// Whether it answers a request.
+    pub fn is_answer(&self) -> bool {
+        matches!(
+            self.kind,
+            Kind::ReadResponse { .. } | Kind::AtomicResponse { .. } | Kind::Acknowledge(_)
+        )
+    }
+
+    /// Whether it begins a message.
+    pub fn begins(&self) -> bool {
+        match self.kind {
+            Kind::Send { position, .. } | Kind::Write { position, .. } => position.first,
+            Kind::ReadRequest(_) | Kind::AtomicRequest { .. } => true,
+            _ => false,
+        }
+    }
+
     /// Sequence number after it.
     pub fn end_psn(&self) -> u32 {
         psn::add(self.psn, self.span)

@@ -25,12 +25,12 @@ pub fn commands_wait_for_their_phase() {
     );
     assert_eq!(guest.on_object(0x0fff, 0), 0x02, "bad opcode");
     assert_eq!(
-        guest.on_object(opcode::CREATE_DCT, 0),
+        guest.on_object(opcode::CREATE_XRQ, 0),
         0x02,
         "not supported"
     );
     let last = guest.referee.recent(1).pop().unwrap().refusal;
-    assert!(last.object.contains("CREATE_DCT"), "{last}");
+    assert!(last.object.contains("CREATE_XRQ"), "{last}");
 }
 
 #[test]

@@ -6,7 +6,10 @@ use std::collections::BTreeSet;
 
 use connectx::cmd;
 use connectx::ifc::command::{self, header, reply};
-use connectx::ifc::context::{cqc, mkc, qpc, rmpc, sqc, umem, wq, xrc_srqc};
+use connectx::ifc::context::{
+    cqc, dctc, mkc, qpc, rmpc, sched_context, sched_elem, set_pp_rate_limit_context, sqc, umem, wq,
+    xrc_srqc,
+};
 use connectx::ifc::opcode as op;
 use connectx::ifc::{Field, context};
 
@@ -28,6 +31,10 @@ struct User {
     sq: u32,
     srq: u32,
     rmp: u32,
+    dct: u32,
+    element: u32,
+    /// Index of a rate of packet pacing.
+    rate: u16,
 }
 
 /// Where the queues of an object lie in the user's UMEM, so that none of them needs pages of its own.
@@ -136,6 +143,44 @@ fn create_srq(u: &User) -> Vec<u8> {
     create
 }
 
+fn create_dct(u: &User) -> Vec<u8> {
+    let mut create = input(op::CREATE_DCT, command::create_dct_in::SIZE);
+    let c = command::create_dct_in::dct_context_entry.bytes_mut(&mut create);
+    set(c, dctc::pd, u.pd);
+    set(c, dctc::cqn, u.cq);
+    set(c, dctc::srqn_xrqn, u.rmp);
+    set(c, dctc::mtu, 3u64);
+    create
+}
+
+/// A command for a scheduling element: with it, or below it.
+fn general(opcode: u16, id: u32, parent: u32) -> Vec<u8> {
+    let mut bytes = input(opcode, command::create_sched_elem_in::SIZE);
+    set(
+        &mut bytes,
+        command::general_obj_in_cmd_hdr::obj_type,
+        0x26u64,
+    );
+    set(&mut bytes, command::general_obj_in_cmd_hdr::obj_id, id);
+    let c = command::create_sched_elem_in::sched_elem.bytes_mut(&mut bytes);
+    set(c, sched_elem::scheduling_hierarchy, 3u64);
+    let c = sched_elem::sched_context.bytes_mut(c);
+    set(c, sched_context::parent_element_id, parent);
+    bytes
+}
+
+fn set_rate(u: &User) -> Vec<u8> {
+    let mut bytes = input(op::SET_PP_RATE_LIMIT, command::set_pp_rate_limit_in::SIZE);
+    set(
+        &mut bytes,
+        command::set_pp_rate_limit_in::rate_limit_index,
+        u.rate,
+    );
+    let c = command::set_pp_rate_limit_in::ctx.bytes_mut(&mut bytes);
+    set(c, set_pp_rate_limit_context::rate_limit, 1000u64);
+    bytes
+}
+
 /// A command that names an object and needs nothing else.
 fn on(opcode: u16, number: u32, len: usize) -> Vec<u8> {
     let mut bytes = input(opcode, len);
@@ -168,6 +213,11 @@ fn user(guest: &mut Guest) -> User {
     u.srq = make(guest, create_srq(&u));
     u.qp = make(guest, create_qp(&u, 0));
     u.sq = make(guest, create_sq(&u));
+    u.dct = make(guest, create_dct(&u));
+    let out = guest.ok(general(op::CREATE_GENERAL_OBJECT, 0, 0), 16);
+    u.element = command::general_obj_out_cmd_hdr::obj_id.get32(&out);
+    u.rate = u.uid;
+    guest.ok(set_rate(&u), 16);
     u
 }
 
@@ -198,6 +248,13 @@ fn cases(guest: &mut Guest, alice: &User, bob: &User) -> Vec<(&'static str, Vec<
         ("srq cq", create_srq(&cq)),
         ("srq xrcd", create_srq(&xrcd)),
         ("srq umem", create_srq(&umem)),
+        ("dct pd", create_dct(&pd)),
+        ("dct cq", create_dct(&cq)),
+        ("dct rmp", create_dct(&rmp)),
+        (
+            "element",
+            general(op::CREATE_GENERAL_OBJECT, 0, alice.element),
+        ),
     ]);
     // Fields of which one command has two of a kind.
     let both = |mut bytes: Vec<u8>, at: Field, number: u32| {
@@ -273,10 +330,15 @@ fn cases(guest: &mut Guest, alice: &User, bob: &User) -> Vec<(&'static str, Vec<
         ("query", on(op::QUERY_SQ, a.sq, 16)),
         ("query", on(op::QUERY_XRC_SRQ, a.srq, 16)),
         ("query", on(op::QUERY_RMP, a.rmp, 16)),
+        ("query", on(op::QUERY_DCT, a.dct, 16)),
+        ("query", general(op::QUERY_GENERAL_OBJECT, a.element, 0)),
+        ("modify", general(op::MODIFY_GENERAL_OBJECT, a.element, 0)),
+        ("modify", set_rate(a)),
         ("modify", on(op::MODIFY_CQ, a.cq, 0x110)),
         ("modify", on(op::MODIFY_RMP, a.rmp, 0x110)),
         ("modify", on(op::MODIFY_SQ, a.sq, 0x110)),
         ("arm", on(op::ARM_XRC_SRQ, a.srq, 16)),
+        ("arm", on(op::ARM_DCT_FOR_KEY_VIOLATION, a.dct, 16)),
         ("modify", init),
         ("modify", on(op::INIT2INIT_QP, a.qp, 0x110)),
         ("modify", ready),
@@ -288,6 +350,9 @@ fn cases(guest: &mut Guest, alice: &User, bob: &User) -> Vec<(&'static str, Vec<
         ("modify", on(op::TO_RST_QP, a.qp, 16)),
         ("attach", on(op::ATTACH_TO_MCG, a.qp, 32)),
         ("detach", on(op::DETACH_FROM_MCG, a.qp, 32)),
+        ("destroy", on(op::DRAIN_DCT, a.dct, 16)),
+        ("destroy", on(op::DESTROY_DCT, a.dct, 16)),
+        ("destroy", general(op::DESTROY_GENERAL_OBJECT, a.element, 0)),
         ("destroy", on(op::DESTROY_SQ, a.sq, 16)),
         ("destroy", on(op::DESTROY_QP, a.qp, 16)),
         ("destroy", on(op::DESTROY_XRC_SRQ, a.srq, 16)),
@@ -389,6 +454,8 @@ pub fn creations_are_carried_out_for_who_owns_everything() {
         create_sq(&u),
         create_rmp(&u),
         create_srq(&u),
+        create_dct(&u),
+        general(op::CREATE_GENERAL_OBJECT, 0, u.element),
     ] {
         guest.ok(command, 16);
     }
