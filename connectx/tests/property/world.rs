@@ -69,6 +69,7 @@ impl End {
             srqn: (kind == Kind::Shared).then_some(srqn),
             xrcd: 0,
             scatter: (0, 0),
+            log_streams: (0, 0),
         };
         let qp = Qp::shaped(guest, pd, guest.uar, &send, &receive, shape).expect("a queue pair");
         let len = u64::from(SOURCE + TARGET) + LANDING;
