@@ -4,11 +4,14 @@
 use super::{Reject, Reply, Request, admit, ok, ok_object};
 use crate::ifc::be64_list;
 use crate::ifc::command::{create_uctx_in, create_uctx_out, create_umem_in, destroy_uctx_in};
-use crate::ifc::context::umem;
+use crate::ifc::context::{qpc, umem};
 use crate::objects::device::{Device, UARS};
 use crate::objects::memory::{Pages, Umem};
-use crate::objects::table::Table;
+use crate::objects::table::{Table, Weigh};
 use crate::objects::{Owned, Uctx};
+
+/// In the place of a UAR page: none. No page that is given out has this number.
+const NO_UAR: u32 = 0;
 
 /// Most pages of a UMEM: 64 GiB in 4 KiB pages.
 const MAX_UMEM_PAGES: u64 = 1 << 24;
@@ -85,10 +88,38 @@ pub(super) fn alloc_uar(device: &mut Device, request: &Request<'_>) -> Result<Re
     alloc(&mut device.uars, request, "uar", UARS)
 }
 
+/// Numbers of the objects of which something holds.
+fn numbers<T: Weigh>(table: &Table<T>, which: impl Fn(&T) -> bool) -> Vec<u32> {
+    let found = table.iter().filter(|(_, object)| which(object));
+    found.map(|(number, _)| number).collect()
+}
+
+/// Frees a UAR page, also under queues that are rung through it, and those have none from then on: a process that closes its
+/// context before its queues (Python's garbage collector does) frees its pages first, and the driver forgets a page whatever
+/// the answer is (`mlx5_ib_mmap_free`). A refusal would leak the page and with it the user's uid.
 pub(super) fn dealloc_uar(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {
-    let reply = dealloc(&mut device.uars, request, "uar")?;
-    device.copies.forget(request.object());
-    Ok(reply)
+    let page = request.object();
+    let uar = device.uars.get(page).ok_or(Reject::absent("uar", page))?;
+    request.check_owner("uar", page, uar.uid)?;
+    if device.eqs.iter().any(|(_, eq)| eq.uar_page == page) {
+        return Err(Reject::busy("uar", page));
+    }
+    let qps: Vec<u32> = numbers(&device.qps, |qp| qp.decoded.uar_page == page);
+    for number in qps {
+        if let Some(qp) = device.qps.get_mut(number) {
+            qp.decoded.uar_page = NO_UAR;
+            qpc::uar_page.set(&mut qp.context, u64::from(NO_UAR));
+        }
+    }
+    let cqs: Vec<u32> = numbers(&device.cqs, |cq| cq.uar_page == page);
+    for number in cqs {
+        if let Some(cq) = device.cqs.get_mut(number) {
+            cq.uar_page = NO_UAR;
+        }
+    }
+    device.uars.remove(page);
+    device.copies.forget(page);
+    Ok(ok(16))
 }
 
 pub(super) fn alloc_pd(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {

@@ -4,12 +4,13 @@
 use connectx::hca::{Hca, HcaConfig};
 use connectx::ifc::command::{self, header};
 use connectx::ifc::opcode;
+use connectx::ifc::wqe::send;
 use connectx::log::Referee;
 use connectx::objects::table::Reuse;
 use connectx::platform::{Function, ResetKind};
 use connectx::wire::Fabric;
 
-use crate::guest::{Guest, Side, guests, input, status};
+use crate::guest::{Guest, Settings, Side, guests, input, status};
 
 #[test]
 pub fn commands_wait_for_their_phase() {
@@ -111,7 +112,11 @@ pub fn references_keep_objects() {
     let uar = guest.uar;
     assert_eq!(guest.on_object(opcode::DEALLOC_PD, side.pd), BUSY);
     assert_eq!(guest.on_object(opcode::DESTROY_CQ, side.send.cqn), BUSY);
-    assert_eq!(guest.on_object(opcode::DEALLOC_UAR, uar), BUSY);
+    assert_eq!(
+        guest.on_object(opcode::DEALLOC_UAR, uar),
+        BUSY,
+        "event queues are rung through it"
+    );
     assert_eq!(guest.on_object(opcode::DESTROY_QP, side.qp.qpn), 0);
     assert_eq!(guest.on_object(opcode::DESTROY_QP, side.qp.qpn), 0x05);
     assert_eq!(guest.on_object(opcode::DESTROY_CQ, side.send.cqn), 0);
@@ -123,6 +128,41 @@ pub fn references_keep_objects() {
     );
     assert_eq!(guest.on_object(opcode::DESTROY_MKEY, side.key >> 8), 0);
     assert_eq!(guest.on_object(opcode::DEALLOC_PD, side.pd), 0);
+}
+
+/// As a process leaves that closes its context before its queues.
+#[test]
+fn a_users_page_goes_before_its_queues() {
+    let mut guest = guests(1).pop().unwrap();
+    let out = guest.ok(input(opcode::CREATE_UCTX, 64), 16);
+    let uid = command::create_uctx_out::uid.get(&out) as u16;
+    let driver = guest.uar;
+    guest.uid = uid;
+    guest.uar = guest.alloc(opcode::ALLOC_UAR);
+    let (page, mut side) = (guest.uar, Side::new(&mut guest));
+    side.qp.connect(&mut guest, Settings::to(1, side.qp.qpn));
+    assert_eq!(guest.on_object(opcode::DEALLOC_UAR, page), 0);
+    // The page is somebody else's now, who cannot ring what was rung through it.
+    guest.uid = 0;
+    assert_eq!(guest.alloc(opcode::ALLOC_UAR), page);
+    side.qp.post(&guest, send::NOP, 0, &[]);
+    assert_eq!(guest.count("foreign_doorbells"), 1);
+    assert_eq!(side.send.poll(&guest), None);
+    assert_eq!(guest.on_object(opcode::DEALLOC_UAR, page), 0);
+    guest.uid = uid;
+    for (op, number) in [
+        (opcode::DESTROY_QP, side.qp.qpn),
+        (opcode::DESTROY_CQ, side.send.cqn),
+        (opcode::DESTROY_CQ, side.receive.cqn),
+        (opcode::DESTROY_MKEY, side.key >> 8),
+        (opcode::DEALLOC_PD, side.pd),
+    ] {
+        assert_eq!(guest.on_object(op, number), 0);
+    }
+    (guest.uid, guest.uar) = (0, driver);
+    let mut destroy = input(opcode::DESTROY_UCTX, 16);
+    command::destroy_uctx_in::uid.set(&mut destroy, u64::from(uid));
+    assert_eq!(status(&guest.command(destroy, 16)), 0);
 }
 
 #[test]
