@@ -242,6 +242,7 @@ pub fn a_packet_that_has_come_in_part_is_asked_for_from_there() {
             ack_request: last,
             solicited: false,
             deth: None,
+            dceth: None,
             xrc_srqn: None,
             kind: Kind::Write {
                 position: Position { first, last },
