@@ -185,7 +185,7 @@ fn a_target_answers_reads_and_atomics_of_many_initiators() {
 }
 
 #[test]
-fn a_wrong_key_is_counted_refused_and_an_event_when_armed() {
+pub fn a_wrong_key_is_counted_refused_and_an_event_when_armed() {
     let (mut guests, mut from, to) = two();
     assert_eq!(
         guests[1].on_object(opcode::ARM_DCT_FOR_KEY_VIOLATION, to.dctn),
@@ -228,7 +228,7 @@ fn a_refused_access_ends_the_connection_and_not_the_target() {
 }
 
 #[test]
-fn a_stream_fails_alone_until_there_are_too_many() {
+pub fn a_stream_fails_alone_until_there_are_too_many() {
     let mut guests = guests(2);
     let mut from = Initiator::with_streams(&mut guests[0], (3, 1));
     let mut to = Target::new(&mut guests[1]);
@@ -270,7 +270,7 @@ fn a_stream_fails_alone_until_there_are_too_many() {
 }
 
 #[test]
-fn a_target_is_drained_before_it_goes_and_takes_its_responders_along() {
+pub fn a_target_is_drained_before_it_goes_and_takes_its_responders_along() {
     let (mut guests, mut from, mut to) = two();
     to.srq.post(&guests[1], &[pointer(64, to.key, to.at)]);
     from.post(

@@ -22,8 +22,8 @@ use crate::guest::{
 };
 use crate::hostile::{Random, any_input, wild};
 use crate::{
-    atomics, blueflame, bounds, device_memory, errors, faults, hostile, kept, lifecycle, ownership,
-    queues, scatter, states, syndromes, traffic,
+    atomics, blueflame, bounds, device_memory, dynamic, errors, faults, hostile, kept, lifecycle,
+    ownership, queues, scatter, states, syndromes, traffic,
 };
 
 /// Places that are provoked. It can only go up: a new place comes with what provokes it.
@@ -357,6 +357,9 @@ fn provocations() {
         bounds::one_page_cannot_be_given_for_ever,
         bounds::a_umem_stays_while_a_key_has_its_pages,
         device_memory::device_memory_is_given_once_and_taken_when_no_key_names_it,
+        dynamic::a_wrong_key_is_counted_refused_and_an_event_when_armed,
+        dynamic::a_stream_fails_alone_until_there_are_too_many,
+        dynamic::a_target_is_drained_before_it_goes_and_takes_its_responders_along,
         errors::a_wrong_remote_key_stops_both_sides,
         errors::a_key_without_the_right_is_no_key,
         errors::a_queue_pair_without_the_right_refuses,
