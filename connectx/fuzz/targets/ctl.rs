@@ -2,12 +2,14 @@
 //! Lines of any content to the control socket: each is answered by one object, and the model lives.
 #![no_main]
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
-use connectx::ctl::{Device, Model};
+use connectx::bus::Bus;
+use connectx::ctl::Model;
 use connectx::hca::{Hca, HcaConfig};
 use connectx::log::Referee;
 use connectx::platform::Function;
+use connectx::vfio::Card;
 use connectx::wire::Fabric;
 use connectx_fuzz::bounds;
 
@@ -17,16 +19,12 @@ static MEMORY: bounds::Counting = bounds::Counting;
 fn model() -> Model {
     let referee = Referee::in_memory();
     let fabric = Fabric::polled(referee.clone());
+    let bus = Bus::new();
     let devices = (0..2)
         .map(|index| {
             let function: Arc<dyn Function> =
                 Arc::new(Hca::new(&fabric, HcaConfig::numbered(index)));
-            let config = Arc::new(Mutex::new(function.config_space()));
-            Device {
-                function,
-                config,
-                vanish: Arc::default(),
-            }
+            Card::new(function, index, &bus)
         })
         .collect();
     Model { devices, referee }
