@@ -246,7 +246,7 @@ impl Capabilities {
             (qos_cap::log_max_qos_nic_queue_group, Self::LOG_MAX_ELEMENTS),
             (qos_cap::max_tsar_bw_share, Self::MAX_BW_SHARE),
             // A bit for each of `ElementKind`, and for DWRR.
-            (qos_cap::nic_element_type, 1 << 0 | 1 << 4),
+            (qos_cap::nic_element_type, (1 << 0) | (1 << 4)),
             (qos_cap::nic_tsar_type, 1 << 0),
         ] {
             field.set(&mut caps, u64::from(value));

@@ -20,7 +20,7 @@ mod kind {
 }
 
 /// The capability `general_obj_types`: a bit for each type. Scheduling elements have their capabilities among those of QoS.
-pub const TYPES: u64 = 1 << kind::RESERVED_QPN | 1 << kind::AV_QP_MAPPING;
+pub const TYPES: u64 = (1 << kind::RESERVED_QPN) | (1 << kind::AV_QP_MAPPING);
 
 /// First of the numbers that can be reserved: they follow those of queue pairs.
 pub const FIRST_RESERVED_QPN: u32 = 1 << Capabilities::LOG_MAX_QP;
