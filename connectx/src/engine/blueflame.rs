@@ -58,7 +58,8 @@ struct Page {
 /// What is being written to UAR pages.
 #[derive(Debug)]
 pub struct Copies {
-    /// How long the rest of a copy is waited for.
+    /// How long the rest of a copy is waited for. It is the processor that is waited for, between two stores: on a host that
+    /// is busy QEMU's may have been put aside, and with 1 ms the driver's self-test then failed.
     pub patience: Duration,
     pages: BTreeMap<u32, Page>,
     /// Pages where a doorbell is held.
@@ -68,7 +69,7 @@ pub struct Copies {
 impl Default for Copies {
     fn default() -> Self {
         Self {
-            patience: Duration::from_millis(1),
+            patience: Duration::from_millis(5),
             pages: BTreeMap::new(),
             held: BTreeSet::new(),
         }
