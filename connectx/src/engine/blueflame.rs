@@ -12,16 +12,12 @@
 //! again: on a page where the last doorbell turned out to be a copy's head, the next one is held until the copy is whole,
 //! until something else is written to the page, until a command comes, or until [`Copies::patience`] is over. Either way
 //! the WQE that is executed is one that the driver posted: with drivers that write the same to both places, none can tell.
-//!
-//! Eight messages take much longer than one, and all of them would be waited for. So a doorbell is only held if the copy
-//! may say what memory does not: if the WQE there asks for a completion, it is executed from there at once, as hardware
-//! does with a copy that reaches it in parts, and the rest of the copy is ignored.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use super::doorbell::{self, Register};
-use crate::ifc::wqe::{BASIC_BLOCK, SEGMENT, completion, ctrl, sq_doorbell, uar};
+use crate::ifc::wqe::{BASIC_BLOCK, SEGMENT, ctrl, sq_doorbell, uar};
 use crate::objects::device::Device;
 
 /// Bytes of a buffer, which bound a WQE that can be copied.
@@ -127,10 +123,8 @@ pub(super) fn rung(device: &mut Device, page: u32, buffer: u64, head: &[u8; 8], 
     }
     let qpn = sq_doorbell::qpn.get32(head);
     let patience = device.copies.patience;
-    let complete_in_memory = is_in_memory(device, page, head);
     let state = device.copies.pages.entry(page).or_default();
-    let held = state.copies && device.qps.get(qpn).is_some() && !complete_in_memory;
-    let until = held.then(|| Instant::now() + patience);
+    let until = (state.copies && device.qps.get(qpn).is_some()).then(|| Instant::now() + patience);
     state.open = Some(Open {
         buffer,
         bytes: if value.len() > head.len() {
@@ -149,26 +143,6 @@ pub(super) fn rung(device: &mut Device, page: u32, buffer: u64, head: &[u8; 8], 
             device.timers.add(until, qpn, None);
         }
     }
-}
-
-/// Whether the WQE that a doorbell is the head of lies in memory with the same head, and asks for a completion.
-fn is_in_memory(device: &Device, page: u32, head: &[u8; 8]) -> bool {
-    let qp = device.qps.get(sq_doorbell::qpn.get32(head));
-    let Some(qp) = qp.filter(|qp| qp.decoded.uar_page == page) else {
-        return false;
-    };
-    let Some(log) = qp.queues.log_send else {
-        return false;
-    };
-    let slot = sq_doorbell::wqe_index.get(head) & ((1 << log) - 1);
-    let offset = qp.queues.send_start + slot * BASIC_BLOCK as u64;
-    let mut segment = [0; ctrl::SIZE];
-    qp.queues
-        .buffer
-        .locate(offset)
-        .is_some_and(|(addr, _)| device.host.read(addr, &mut segment).is_ok())
-        && segment.starts_with(head)
-        && ctrl::completion.get(&segment) >= u64::from(completion::ALWAYS)
 }
 
 /// A doorbell is held no longer, so that no timer need look at it.
