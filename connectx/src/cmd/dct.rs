@@ -4,8 +4,6 @@
 use super::qp::{check_cq, insert, remove};
 use super::{PRM, Reject, Reply, Request, ok, ok_object};
 use crate::engine;
-use crate::engine::requester::Requester;
-use crate::engine::responder::Responder;
 use crate::ifc::command::{create_dct_in, query_dct_out};
 use crate::ifc::context::{ads, dctc, qpc};
 use crate::ifc::opcode::Status;
@@ -65,18 +63,10 @@ pub(super) fn create_dct(device: &mut Device, request: &Request<'_>) -> Result<R
         return Err(Reject::param("srqn_xrqn", srqn, rule));
     }
     let context = queue_pair(given, super::caps::Capabilities::LOG_MAX_READS);
+    let decoded = Decoded::from_context(&context, 0);
+    let queues = WorkQueues::geometry(&context).0;
     let qp = Qp {
-        number: 0,
-        uid: request.uid(),
-        service: Service::Dct,
         state: State::ReadyToReceive,
-        decoded: Decoded::from_context(&context, 0),
-        queues: WorkQueues::geometry(&context).0,
-        context,
-        umems: Vec::new(),
-        requester: Requester::default(),
-        responder: Responder::default(),
-        scheduled: false,
         dc: Dc::Target(Target {
             access_key: dctc::dc_access_key.get(given),
             state: TargetState::Active,
@@ -85,8 +75,7 @@ pub(super) fn create_dct(device: &mut Device, request: &Request<'_>) -> Result<R
             context: given.to_vec(),
             responders: Vec::new(),
         }),
-        limits: Default::default(),
-        mmo: false,
+        ..Qp::new(request.uid(), Service::Dct, context, decoded, queues)
     };
     insert(device, qp, "dctn").map(ok_object)
 }

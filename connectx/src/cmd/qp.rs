@@ -14,7 +14,6 @@ use crate::ifc::context::qpc;
 use crate::ifc::opcode::{self, Status};
 use crate::objects::dc::{Dc, Initiator};
 use crate::objects::device::Device;
-use crate::objects::pacing::Limits;
 use crate::objects::qp::{self, Decoded, Qp, ReceiveFrom, Service, State, WorkQueues};
 use crate::objects::queue::SrqKind;
 use crate::objects::transition::{merge, optional, optional_of, transition};
@@ -231,20 +230,9 @@ pub(super) fn create_qp(device: &mut Device, request: &Request<'_>) -> Result<Re
         _ => Dc::None,
     };
     let qp = Qp {
-        number: 0,
-        uid: request.uid(),
-        service,
-        state: State::Reset,
-        context,
-        decoded,
-        queues,
         umems,
-        requester: Requester::default(),
-        responder: Responder::default(),
-        scheduled: false,
         dc,
-        limits: Limits::default(),
-        mmo: false,
+        ..Qp::new(request.uid(), service, context, decoded, queues)
     };
     insert(device, qp, "qpn").map(ok_object)
 }

@@ -8,8 +8,6 @@ use super::{
     PRM, Placement, Reject, Reply, Request, ok, ok_object, place, place_dbr, qp_ext, when,
 };
 use crate::engine;
-use crate::engine::requester::Requester;
-use crate::engine::responder::Responder;
 use crate::ifc::command::{create_sq_in, modify_sq_in, query_sq_out};
 use crate::ifc::context::{qpc, sqc, wq};
 use crate::ifc::opcode::Status;
@@ -112,20 +110,8 @@ pub(super) fn create_sq(device: &mut Device, request: &Request<'_>) -> Result<Re
     queues.buffer = place(device, request, &placement, len)?;
     let umems: Vec<u32> = umem.into_iter().chain(dbr_umem).collect();
     let qp = Qp {
-        number: 0,
-        uid: request.uid(),
-        service: Service::Sq,
-        state: State::Reset,
-        context,
-        decoded,
-        queues,
         umems,
-        requester: Requester::default(),
-        responder: Responder::default(),
-        scheduled: false,
-        dc: Default::default(),
-        limits: Default::default(),
-        mmo: false,
+        ..Qp::new(request.uid(), Service::Sq, context, decoded, queues)
     };
     insert(device, qp, "sqn").map(ok_object)
 }

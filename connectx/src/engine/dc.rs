@@ -12,7 +12,6 @@ use super::requester::Flight;
 use super::wqe::Wqe;
 use super::{event, receive_queue};
 use crate::cmd;
-use crate::engine::requester::Requester;
 use crate::engine::responder::Responder;
 use crate::ifc::event::kind;
 use crate::ifc::wqe::syndrome;
@@ -231,21 +230,12 @@ fn accept(device: &mut Device, peer: Peer, packet: &Packet) -> Option<u32> {
         end(device, oldest);
     }
     let dct = device.qps.get(peer.dctn)?;
+    let (context, decoded) = (dct.context.clone(), dct.decoded.clone());
+    let queues = WorkQueues::geometry(&context).0;
     let dcr = Qp {
-        number: 0,
-        uid: dct.uid,
-        service: Service::Dcr,
-        state: State::Reset,
-        context: dct.context.clone(),
-        decoded: dct.decoded.clone(),
-        queues: WorkQueues::geometry(&dct.context).0,
-        umems: Vec::new(),
-        requester: Requester::default(),
-        responder: Responder::default(),
-        scheduled: false,
         dc: Dc::Responder(peer),
         limits: dct.limits,
-        mmo: false,
+        ..Qp::new(dct.uid, Service::Dcr, context, decoded, queues)
     };
     let number = cmd::insert_qp(device, dcr)?;
     open(device, number, peer, packet);

@@ -253,6 +253,34 @@ pub struct Qp {
     pub mmo: bool,
 }
 
+impl Qp {
+    /// One in reset that has done nothing yet, without a number or UMEMs.
+    pub fn new(
+        uid: u16,
+        service: Service,
+        context: Vec<u8>,
+        decoded: Decoded,
+        queues: WorkQueues,
+    ) -> Self {
+        Self {
+            number: 0,
+            uid,
+            service,
+            state: State::Reset,
+            context,
+            decoded,
+            queues,
+            umems: Vec::new(),
+            requester: Requester::default(),
+            responder: Responder::default(),
+            scheduled: false,
+            dc: Dc::None,
+            limits: Limits::default(),
+            mmo: false,
+        }
+    }
+}
+
 impl Weigh for Box<Qp> {
     fn entries(&self) -> usize {
         self.queues.buffer.entries()
