@@ -9,7 +9,6 @@ pub mod broker;
 pub mod machine;
 pub mod pair;
 pub mod process;
-pub mod rc;
 pub mod rdma;
 pub mod tools;
 pub mod verbs;

@@ -50,19 +50,17 @@ impl Pair {
 
     /// RDMA works between the two.
     pub fn works(&self) -> Result<()> {
-        let mut traffic = Traffic::start(self, "200")?;
-        let server = traffic.0[0].wait()?;
-        let client = traffic.0[1].wait()?;
-        ensure!(
-            server.success() && client.success(),
-            "server {server}, client {client}"
-        );
-        Ok(())
+        self.traffic("200")?.ends_well()
+    }
+
+    /// Traffic of so many messages each way.
+    pub fn traffic(&self, iterations: &str) -> Result<Traffic> {
+        Traffic::start(self, iterations)
     }
 
     /// Traffic that goes on until it is stopped.
     pub fn busy(&self) -> Result<Traffic> {
-        let traffic = Traffic::start(self, "100000000")?;
+        let traffic = self.traffic("100000000")?;
         let before = sent()?;
         wait("packets", || sent().is_ok_and(|now| now > before + 20))?;
         Ok(traffic)
@@ -111,13 +109,26 @@ impl Traffic {
             }
         }
     }
+
+    /// Waits for the end of both, which must be a good one.
+    pub fn ends_well(&mut self) -> Result<()> {
+        let server = self.0[0].wait()?;
+        let client = self.0[1].wait()?;
+        ensure!(
+            server.success() && client.success(),
+            "server {server}, client {client}"
+        );
+        Ok(())
+    }
 }
 
 impl Drop for Traffic {
     fn drop(&mut self) {
         for child in &mut self.0 {
-            // SAFETY: a signal to a child that has not been waited for; `timeout` hands it on.
-            unsafe { libc::kill(child.id() as i32, libc::SIGTERM) };
+            if matches!(child.try_wait(), Ok(None)) {
+                // SAFETY: a signal to a child that has not been waited for; `timeout` hands it on.
+                unsafe { libc::kill(child.id() as i32, libc::SIGTERM) };
+            }
             let _ = child.wait();
         }
     }

@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use ibgda_verbs_sys::{
-    self as sys, ibv_qp_attr_mask as mask, ibv_qp_state as state, ibv_send_flags as flags,
-    ibv_wr_opcode as op,
+    self as sys, ibv_event_type as event, ibv_qp_attr_mask as mask, ibv_qp_state as state,
+    ibv_send_flags as flags, ibv_wr_opcode as op,
 };
 
 use crate::machine::Bdf;
 use crate::verbs::Verbs;
 
-/// For a completion that must come; much longer than it takes.
+/// For a completion or an event that must come; much longer than it takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The last error of the system.
@@ -34,6 +34,23 @@ fn done(what: &str, errno: c_int) -> Result<()> {
     );
     Ok(())
 }
+
+/// Whether a descriptor can be read within the time.
+fn readable(fd: c_int, time: Duration) -> Result<bool> {
+    let mut poll = libc::pollfd {
+        fd,
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one descriptor.
+    let ready = unsafe { libc::poll(&mut poll, 1, time.as_millis() as c_int) };
+    ensure!(ready >= 0, "poll: {}", std::io::Error::last_os_error());
+    Ok(ready > 0)
+}
+
+/// An asynchronous event: its type, and the number of the object that it is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event(pub event::Type, pub u32);
 
 /// A NIC that is open.
 pub struct Nic {
@@ -58,6 +75,53 @@ impl Nic {
         let errno = unsafe { sys::ibv_query_device(self.verbs.context(), &mut attributes) };
         done("ibv_query_device", errno)?;
         Ok(attributes)
+    }
+
+    /// The next asynchronous event, which must come.
+    pub fn event(&self) -> Result<Event> {
+        // SAFETY: the context is open.
+        let fd = unsafe { (*self.verbs.context()).async_fd };
+        ensure!(readable(fd, PATIENCE)?, "no event");
+        // SAFETY: plain data of which all bits zero is a value; the union's member is that of the event's type, and the
+        // object lives until the event is acknowledged.
+        unsafe {
+            let mut raw: sys::ibv_async_event = std::mem::zeroed();
+            let errno = sys::ibv_get_async_event(self.verbs.context(), &mut raw);
+            done("ibv_get_async_event", errno)?;
+            let number = match raw.event_type {
+                event::IBV_EVENT_CQ_ERR => (*raw.element.cq).handle,
+                event::IBV_EVENT_SRQ_ERR | event::IBV_EVENT_SRQ_LIMIT_REACHED => {
+                    (*raw.element.srq).handle
+                }
+                event::IBV_EVENT_PORT_ACTIVE | event::IBV_EVENT_PORT_ERR => {
+                    raw.element.port_num as u32
+                }
+                event::IBV_EVENT_DEVICE_FATAL => 0,
+                _ => (*raw.element.qp).qp_num,
+            };
+            sys::ibv_ack_async_event(&mut raw);
+            Ok(Event(raw.event_type, number))
+        }
+    }
+
+    /// Runs the closure while there are `many` more protection domains.
+    pub fn with_domains<R>(&self, many: usize, f: impl FnOnce() -> Result<R>) -> Result<R> {
+        let mut domains = Vec::new();
+        let result = (|| {
+            for _ in 0..many {
+                // SAFETY: the context is open.
+                let pd = unsafe { sys::ibv_alloc_pd(self.verbs.context()) };
+                domains.push(given("ibv_alloc_pd", pd)?);
+            }
+            f()
+        })();
+        for pd in domains {
+            // SAFETY: made above, and used by nobody.
+            done("ibv_dealloc_pd", unsafe {
+                sys::ibv_dealloc_pd(pd.as_ptr())
+            })?;
+        }
+        result
     }
 }
 
@@ -93,6 +157,11 @@ impl Memory {
         // SAFETY: registered.
         let mr = unsafe { self.mr.as_ref() };
         (mr.lkey, mr.rkey)
+    }
+
+    /// Address and key for the other side.
+    pub fn remote(&self, offset: usize) -> (u64, u32) {
+        (self.at(offset), self.keys().1)
     }
 
     pub fn sge(&self, offset: usize, len: usize) -> sys::ibv_sge {
@@ -165,6 +234,11 @@ impl Cq {
         unsafe { self.cq.as_ref() }.cqe as u32
     }
 
+    pub fn handle(&self) -> u32 {
+        // SAFETY: created.
+        unsafe { self.cq.as_ref() }.handle
+    }
+
     /// Takes up to as many completions as there is room for.
     pub fn poll(&self, into: &mut Vec<Done>, most: usize) -> Result<()> {
         const BATCH: usize = 32;
@@ -185,13 +259,19 @@ impl Cq {
 
     /// The next completion, which must come and be a success.
     pub fn next(&self) -> Result<Done> {
+        let done = self.any()?;
+        ensure!(done.status == 0, "{done:?}");
+        Ok(done)
+    }
+
+    /// The next completion, which must come.
+    pub fn any(&self) -> Result<Done> {
         let end = Instant::now() + PATIENCE;
         let mut found = Vec::with_capacity(1);
         while found.is_empty() {
             self.poll(&mut found, 1)?;
             ensure!(Instant::now() < end, "no completion");
         }
-        ensure!(found[0].status == 0, "{:?}", found[0]);
         Ok(found[0])
     }
 
@@ -206,15 +286,7 @@ impl Cq {
     pub fn event(&self, time: Duration) -> Result<bool> {
         // SAFETY: created.
         let fd = unsafe { self.channel.as_ref() }.fd;
-        let mut poll = libc::pollfd {
-            fd,
-            events: libc::POLLIN,
-            revents: 0,
-        };
-        // SAFETY: one descriptor.
-        let ready = unsafe { libc::poll(&mut poll, 1, time.as_millis() as c_int) };
-        ensure!(ready >= 0, "poll: {}", std::io::Error::last_os_error());
-        if ready == 0 {
+        if !readable(fd, time)? {
             return Ok(false);
         }
         let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
@@ -263,6 +335,24 @@ impl Srq {
         // SAFETY: the request and its piece outlive the call.
         let errno = unsafe { sys::ibv_post_srq_recv(self.0.as_ptr(), &mut wr, &mut bad) };
         done("ibv_post_srq_recv", errno)
+    }
+
+    pub fn handle(&self) -> u32 {
+        // SAFETY: created.
+        unsafe { self.0.as_ref() }.handle
+    }
+
+    /// Asks for the event that comes when fewer receives are left.
+    pub fn arm(&self, limit: u32) -> Result<()> {
+        let mut attributes = sys::ibv_srq_attr {
+            max_wr: 0,
+            max_sge: 0,
+            srq_limit: limit,
+        };
+        let mask = sys::ibv_srq_attr_mask::IBV_SRQ_LIMIT as c_int;
+        // SAFETY: created.
+        let errno = unsafe { sys::ibv_modify_srq(self.0.as_ptr(), &mut attributes, mask) };
+        done("ibv_modify_srq", errno)
     }
 }
 
@@ -315,6 +405,14 @@ impl Work {
         Self {
             opcode: op::IBV_WR_SEND,
             ..Self::write(id, local, (0, 0))
+        }
+    }
+
+    /// Adds 0 to a word.
+    pub fn fetch_add(id: u64, local: sys::ibv_sge, remote: (u64, u32)) -> Self {
+        Self {
+            opcode: op::IBV_WR_ATOMIC_FETCH_AND_ADD,
+            ..Self::write(id, local, remote)
         }
     }
 
@@ -457,6 +555,26 @@ impl Qp {
         )
     }
 
+    /// Two of one port that send to each other; the second takes its receives from `srq`, if there is one.
+    pub fn pair(nic: &Nic, cq: &Cq, srq: Option<&Srq>) -> Result<[Self; 2]> {
+        let make = |srq: Option<&Srq>| {
+            let receive = if srq.is_none() { 32 } else { 0 };
+            Self::new(nic, cq, cq, srq, Sizes { send: 32, receive })
+        };
+        let pair = [make(None)?, make(srq)?];
+        pair[0].connect(nic.lid, pair[1].number)?;
+        pair[1].connect(nic.lid, pair[0].number)?;
+        Ok(pair)
+    }
+
+    pub fn to_error(&self) -> Result<()> {
+        let attributes = sys::ibv_qp_attr {
+            qp_state: state::IBV_QPS_ERR,
+            ..Default::default()
+        };
+        self.modify(attributes, mask::IBV_QP_STATE)
+    }
+
     /// Posts requests with one doorbell.
     pub fn post(&self, work: &[Work]) -> Result<()> {
         let mut pieces: Vec<sys::ibv_sge> = work.iter().map(|work| work.local).collect();
@@ -471,8 +589,13 @@ impl Qp {
                 wr.num_sge = 1;
                 wr.opcode = work.opcode;
                 wr.send_flags = work.flags;
-                wr.wr.rdma.remote_addr = work.remote.0;
-                wr.wr.rdma.rkey = work.remote.1;
+                if work.opcode == op::IBV_WR_ATOMIC_FETCH_AND_ADD {
+                    wr.wr.atomic.remote_addr = work.remote.0;
+                    wr.wr.atomic.rkey = work.remote.1;
+                } else {
+                    wr.wr.rdma.remote_addr = work.remote.0;
+                    wr.wr.rdma.rkey = work.remote.1;
+                }
                 wr
             })
             .collect();

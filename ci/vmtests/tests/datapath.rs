@@ -80,12 +80,6 @@ fn connected(wanted: &Wanted) -> Result<[End; 2]> {
     Ok(ends)
 }
 
-impl End {
-    fn there(&self, offset: usize) -> (u64, u32) {
-        (self.memory.at(offset), self.memory.keys().1)
-    }
-}
-
 /// A link that takes its time, for as long as this lives.
 struct Slow;
 
@@ -117,7 +111,7 @@ fn a_fenced_send_carries_what_the_read_before_it_brought() -> Result<()> {
         let slow = Slow::new("100000")?;
         let local = a.memory.sge(0, 8);
         // One doorbell for both.
-        let read = Work::read(1, local, b.there(0));
+        let read = Work::read(1, local, b.memory.remote(0));
         a.qp.post(&[read, Work::send(2, local).and(flag)])?;
         ensure!((a.send.next()?.id, a.send.next()?.id) == (1, 2));
         b.receive.next()?;
@@ -173,7 +167,7 @@ fn short_data_arrives_whether_in_a_completion_or_in_memory() -> Result<()> {
             a.send.next()?;
             let got = b.receive.next()?;
             ensure!(got.len as usize == len, "{got:?}");
-            let read = Work::read(2, a.memory.sge(8192, len), b.there(0));
+            let read = Work::read(2, a.memory.sge(8192, len), b.memory.remote(0));
             a.qp.post(&[read])?;
             ensure!(a.send.next()?.len as usize == len);
             for index in 0..whole {
@@ -206,7 +200,7 @@ fn go_round(a: &mut End, b: &mut End, depth: u32, rounds: u32) -> Result<()> {
             value += 1;
             a.memory.set(id as usize, value);
             let at = id as usize * 8;
-            let write = Work::write(id, a.memory.sge(at, 8), b.there(at));
+            let write = Work::write(id, a.memory.sge(at, 8), b.memory.remote(at));
             // One completion for all, so that the smallest CQ does.
             work.push(if id + 1 == depth {
                 write
@@ -337,7 +331,7 @@ fn completion_queues_of_every_size_go_round() -> Result<()> {
         ensure!(given >= cq, "{given} of {cq}");
         let together = u64::from(given.min(64));
         for round in 0..(2 * u64::from(given.min(1100)) / together + 3) {
-            let write = |id| Work::write(id, a.memory.sge(0, 8), b.there(0));
+            let write = |id| Work::write(id, a.memory.sge(0, 8), b.memory.remote(0));
             let work: Vec<Work> = (0..together).map(|i| write(round * together + i)).collect();
             a.qp.post(&work)?;
             for work in &work {

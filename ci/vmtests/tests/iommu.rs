@@ -7,10 +7,10 @@ use std::fs;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
-use ibgda_verbs_sys::{ibv_wc_status as status, ibv_wr_opcode as opcode};
+use ibgda_verbs_sys::ibv_wc_status as status;
 use ibgda_vmtests::machine::{self, Bdf};
 use ibgda_vmtests::pair::{Pair, count, wait};
-use ibgda_vmtests::rc::Device;
+use ibgda_vmtests::rdma::{Cq, Memory, Nic, Qp, Work};
 use ibgda_vmtests::tools::{ctl, model_counter};
 
 /// The number of a function's IOMMU group.
@@ -65,16 +65,18 @@ fn a_program_that_is_killed_leaves_no_access_to_its_memory_behind() -> Result<()
 #[test]
 fn an_address_that_is_not_mapped_fails_the_request_and_is_told() -> Result<()> {
     let pair = Pair::take()?;
-    let device = Device::open(pair.nic)?;
-    let cq = device.cq(64)?;
-    let [sender, _] = device.pair(cq, None)?;
-    let (lkey, rkey) = (device.lkey(), device.rkey());
-    device.post(sender, opcode::IBV_WR_RDMA_WRITE, 8, rkey)?;
-    ensure!(device.completion(cq)? == status::IBV_WC_SUCCESS);
+    let nic = Nic::open(pair.nic)?;
+    let memory = Memory::new(&nic, 4096)?;
+    let cq = Cq::new(&nic, 64)?;
+    let ends = Qp::pair(&nic, &cq, None)?;
+    let lkey = memory.keys().0;
+    let work = Work::write(0, memory.sge(0, 8), memory.remote(8));
+    ends[0].post(&[work])?;
+    cq.next()?;
     let before = count("dma_faults")?;
     ctl(&["fault", "nic0", "stray", &lkey.to_string()])?;
-    device.post(sender, opcode::IBV_WR_RDMA_WRITE, 8, rkey)?;
-    let failed = device.completion(cq)?;
+    ends[0].post(&[work])?;
+    let failed = cq.any()?.status;
     ensure!(failed == status::IBV_WC_LOC_PROT_ERR, "status {failed}");
     ensure!(count("dma_faults")? > before);
     let refusals = ctl(&["refusals", "5"])?;
@@ -88,7 +90,7 @@ fn an_address_that_is_not_mapped_fails_the_request_and_is_told() -> Result<()> {
                 && refusal["rule"] == "the memory behind the key is reachable"
         });
     ensure!(told, "{refusals}");
-    drop(device);
+    drop((ends, cq, memory, nic));
     pair.works()
 }
 

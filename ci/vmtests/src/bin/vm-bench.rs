@@ -68,8 +68,7 @@ impl Bench {
     }
 
     fn work(&self, len: usize) -> Work {
-        let there = (self.to.at(0), self.to.keys().1);
-        Work::write(0, self.from.sge(0, len), there)
+        Work::write(0, self.from.sge(0, len), self.to.remote(0))
     }
 
     /// Time of one WRITE after the other, each waited for, the QPs in turns: what the fastest twentieth stays below. The

@@ -4,28 +4,31 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
-use ibgda_verbs_sys::{ibv_event_type as event, ibv_wr_opcode as opcode};
+use ibgda_verbs_sys::ibv_event_type as event;
 use ibgda_vmtests::machine::Bdf;
-use ibgda_vmtests::pair::{Pair, count, listening, rdma, wait};
-use ibgda_vmtests::rc::{Device, Event};
+use ibgda_vmtests::pair::{Pair, count, wait};
+use ibgda_vmtests::rdma::{Cq, Event, Memory, Nic, Qp, Srq, Work};
 
 #[test]
 fn a_program_hears_of_its_shared_receive_queue() -> Result<()> {
     let pair = Pair::take()?;
-    let device = Device::open(pair.nic)?;
-    let (cq, srq) = (device.cq(64)?, device.srq(8)?);
-    let [sender, receiver] = device.pair(cq, Some(srq))?;
-    srq.post(&device, 4)?;
-    srq.arm(3)?;
-    for _ in 0..2 {
-        device.post(sender, opcode::IBV_WR_SEND, 0, 0)?;
+    let nic = Nic::open(pair.nic)?;
+    let memory = Memory::new(&nic, 4096)?;
+    let (cq, srq) = (Cq::new(&nic, 64)?, Srq::new(&nic, 8)?);
+    let [sender, receiver] = Qp::pair(&nic, &cq, Some(&srq))?;
+    for id in 0..4 {
+        srq.post(id, memory.sge(0, 8))?;
     }
-    ensure!(device.event()? == Event(event::IBV_EVENT_SRQ_LIMIT_REACHED, srq.handle()));
+    srq.arm(3)?;
+    for id in 0..2 {
+        sender.post(&[Work::send(id, memory.sge(0, 8))])?;
+    }
+    ensure!(nic.event()? == Event(event::IBV_EVENT_SRQ_LIMIT_REACHED, srq.handle()));
     receiver.to_error()?;
-    ensure!(device.event()? == Event(event::IBV_EVENT_QP_LAST_WQE_REACHED, receiver.number()));
+    ensure!(nic.event()? == Event(event::IBV_EVENT_QP_LAST_WQE_REACHED, receiver.number));
     Ok(())
 }
 
@@ -33,17 +36,18 @@ fn a_program_hears_of_its_shared_receive_queue() -> Result<()> {
 fn a_program_hears_of_a_full_completion_queue_and_of_the_queue_pair_that_dies_of_it() -> Result<()>
 {
     let pair = Pair::take()?;
-    let device = Device::open(pair.nic)?;
-    let small = device.cq(1)?;
-    let [sender, _] = device.pair(small, None)?;
-    for _ in 0..16 {
-        device.post(sender, opcode::IBV_WR_RDMA_WRITE, 0, device.rkey())?;
+    let nic = Nic::open(pair.nic)?;
+    let memory = Memory::new(&nic, 4096)?;
+    let small = Cq::new(&nic, 1)?;
+    let [sender, _receiver] = Qp::pair(&nic, &small, None)?;
+    for id in 0..16 {
+        sender.post(&[Work::write(id, memory.sge(0, 8), memory.remote(0))])?;
     }
-    let mut heard = [device.event()?, device.event()?];
+    let mut heard = [nic.event()?, nic.event()?];
     heard.sort_by_key(|event| event.0);
     let expected = [
         Event(event::IBV_EVENT_CQ_ERR, small.handle()),
-        Event(event::IBV_EVENT_QP_FATAL, sender.number()),
+        Event(event::IBV_EVENT_QP_FATAL, sender.number),
     ];
     ensure!(heard == expected, "{heard:?}");
     Ok(())
@@ -52,27 +56,25 @@ fn a_program_hears_of_a_full_completion_queue_and_of_the_queue_pair_that_dies_of
 #[test]
 fn a_program_hears_of_requests_that_its_queue_pair_refuses() -> Result<()> {
     let pair = Pair::take()?;
-    let device = Device::open(pair.nic)?;
-    let rkey = device.rkey();
-    for (request, offset, key, heard) in [
+    let nic = Nic::open(pair.nic)?;
+    let memory = Memory::new(&nic, 4096)?;
+    let (local, (address, rkey)) = (memory.sge(0, 8), memory.remote(0));
+    for (work, heard) in [
         (
-            opcode::IBV_WR_RDMA_WRITE,
-            0,
-            rkey ^ 0x100,
+            Work::write(0, local, (address, rkey ^ 0x100)),
             event::IBV_EVENT_QP_ACCESS_ERR,
         ),
         // An atomic operation is aligned.
         (
-            opcode::IBV_WR_ATOMIC_FETCH_AND_ADD,
-            4,
-            rkey,
+            Work::fetch_add(0, local, memory.remote(4)),
             event::IBV_EVENT_QP_REQ_ERR,
         ),
     ] {
-        let [sender, receiver] = device.pair(device.cq(64)?, None)?;
-        device.post(sender, request, offset, key)?;
-        let event = device.event()?;
-        ensure!(event == Event(heard, receiver.number()), "{event:?}");
+        let cq = Cq::new(&nic, 64)?;
+        let [sender, receiver] = Qp::pair(&nic, &cq, None)?;
+        sender.post(&[work])?;
+        let event = nic.event()?;
+        ensure!(event == Event(heard, receiver.number), "{event:?}");
     }
     Ok(())
 }
@@ -92,11 +94,11 @@ fn lent(nic: Bdf) -> Result<u64> {
 #[test]
 fn the_driver_lends_pages_when_there_are_more_objects_and_takes_them_back() -> Result<()> {
     let pair = Pair::take()?;
-    let device = Device::open(pair.nic)?;
+    let nic = Nic::open(pair.nic)?;
     let before = lent(pair.nic)?;
     ensure!(count("pages")? == before, "{before}");
     let agree = || lent(pair.nic).ok() == count("pages").ok();
-    let more = device.with_domains(1000, || {
+    let more = nic.with_domains(1000, || {
         wait("more pages", || {
             lent(pair.nic).is_ok_and(|now| now >= before + 64) && agree()
         })?;
@@ -128,7 +130,7 @@ fn interrupts(nic: Bdf, kind: &str) -> Result<Vec<(u32, u64)>> {
 #[test]
 fn the_driver_learns_of_its_commands_by_interrupt() -> Result<()> {
     let pair = Pair::take()?;
-    let device = Device::open(pair.nic)?;
+    let nic = Nic::open(pair.nic)?;
     let total = || -> Result<u64> {
         Ok(interrupts(pair.nic, "mlx5_async")?
             .iter()
@@ -137,7 +139,7 @@ fn the_driver_learns_of_its_commands_by_interrupt() -> Result<()> {
     };
     let before = total()?;
     for _ in 0..20 {
-        device.with_domains(1, || Ok(()))?;
+        nic.with_domains(1, || Ok(()))?;
     }
     let came = total()? - before;
     // Each waits for its end; two may share an interrupt if the first's handler has not ended.
@@ -149,20 +151,9 @@ fn the_driver_learns_of_its_commands_by_interrupt() -> Result<()> {
 #[test]
 fn no_completion_is_lost_while_vectors_are_masked() -> Result<()> {
     let pair = Pair::take()?;
-    let mut children = Vec::new();
-    for (nic, host) in [(pair.nic, None), (pair.peer, Some("localhost"))] {
-        let name = rdma(nic).context("no RDMA device")?;
-        let mut command = Command::new("timeout");
-        command
-            .args(["120", "ibv_rc_pingpong", "-e", "-n", "500", "-d", &name])
-            .args(host);
-        if host.is_some() {
-            wait("the server", listening)?;
-        }
-        children.push(command.stdout(Stdio::null()).spawn()?);
-    }
+    let mut traffic = pair.traffic("500")?;
     let mut moved = 0;
-    while children[0].try_wait()?.is_none() {
+    while traffic.0[0].try_wait()?.is_none() {
         for (irq, _) in interrupts(pair.nic, "mlx5_comp")? {
             let cpu = if moved % 2 == 0 { "1" } else { "2" };
             if fs::write(format!("/proc/irq/{irq}/smp_affinity"), cpu).is_ok() {
@@ -170,10 +161,7 @@ fn no_completion_is_lost_while_vectors_are_masked() -> Result<()> {
             }
         }
     }
-    for mut child in children {
-        let status = child.wait()?;
-        ensure!(status.success(), "{status}");
-    }
+    traffic.ends_well()?;
     ensure!(moved > 10, "vectors were moved {moved} times");
     Ok(())
 }
