@@ -61,10 +61,13 @@ pub fn timer(device: &mut Device, qp: &mut Qp, now: Instant) {
         qp.requester.deadline = None;
         retry(device, qp);
     }
-    let next = [qp.requester.pause_until, qp.requester.deadline]
-        .into_iter()
-        .flatten()
-        .min();
+    let requester = &qp.requester;
+    let wanted = [
+        requester.pause_until,
+        requester.deadline,
+        requester.record_at,
+    ];
+    let next = wanted.into_iter().flatten().min();
     if let Some(next) = next {
         look_at(device, qp, next);
     }

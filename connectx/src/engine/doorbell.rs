@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Writes to UAR pages.
 
+use super::requester::{self, Posted};
 use super::{blueflame, completion, event};
 use crate::ifc::wqe::{cq_doorbell, eq_doorbell, sq_doorbell, uar};
 use crate::objects::device::Device;
@@ -61,7 +62,7 @@ pub fn write(device: &mut Device, halves: &mut Halves, page: u32, offset: u64, v
 /// nothing traps a store, two to one register can merge.
 pub fn merged(device: &mut Device, qpns: impl Iterator<Item = u32>) {
     for qpn in qpns {
-        super::requester::look_at_record(device, qpn);
+        requester::look_at_record(device, qpn);
     }
 }
 
@@ -145,6 +146,8 @@ fn completion_queue(device: &mut Device, page: u32, doorbell: &[u8; 8]) {
 pub(super) enum Register {
     WithRecord,
     WithoutRecord,
+    /// With the record, and the whole WQE.
+    Copy,
 }
 
 /// The head of a WQE, which is a send queue's doorbell.
@@ -160,7 +163,7 @@ pub(super) fn send_queue(device: &mut Device, page: u32, doorbell: &[u8; 8], by:
                 "a QP is rung through its own UAR page",
             );
         }
-        Some(qp) if qp.decoded.send_record != (by == Register::WithRecord) => {
+        Some(qp) if qp.decoded.send_record != (by != Register::WithoutRecord) => {
             device.counters.lost_doorbells += 1;
             device.refuse(
                 format!("qp {qpn:#x}"),
@@ -173,8 +176,13 @@ pub(super) fn send_queue(device: &mut Device, page: u32, doorbell: &[u8; 8], by:
         Some(_) => {
             let index = sq_doorbell::wqe_index.get(doorbell) as u16;
             let blocks = sq_doorbell::ds.get(doorbell).div_ceil(4).max(1) as u16;
-            let end = (by == Register::WithoutRecord).then(|| index.wrapping_add(blocks));
-            super::requester::rung(device, qpn, index, end);
+            let end = index.wrapping_add(blocks);
+            let posted = match by {
+                Register::WithRecord => Posted::Record,
+                Register::WithoutRecord => Posted::To(end),
+                Register::Copy => Posted::Copy(end),
+            };
+            requester::rung(device, qpn, index, posted);
         }
     }
 }

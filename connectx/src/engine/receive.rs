@@ -142,7 +142,11 @@ pub fn timer(device: &mut Device, qpn: u32, now: Instant) {
     let Some(mut qp) = device.qps.borrow_out(qpn) else {
         return;
     };
+    let record = qp.requester.record_at.take_if(|at| *at <= now);
     answers::timer(device, &mut qp, now);
     device.qps.put_back(qpn, qp);
     device.schedule(qpn);
+    if record.is_some() {
+        requester::look_at_record(device, qpn);
+    }
 }

@@ -102,6 +102,8 @@ pub struct Requester {
     pub(super) deadline: Option<Instant>,
     /// Until when the receiver is not ready.
     pub(super) pause_until: Option<Instant>,
+    /// When the doorbell record is to be looked at, because it said more than the copy that was taken.
+    pub(super) record_at: Option<Instant>,
     /// Earliest look by the timer that has been asked for.
     pub(super) timer_at: Option<Instant>,
 }
@@ -217,8 +219,19 @@ impl Budget {
     }
 }
 
-/// The send doorbell was rung with a WQE index; without a doorbell record also with the index behind the WQE.
-pub fn rung(device: &mut Device, qpn: u32, index: u16, end: Option<u16>) {
+/// What a ring of the send doorbell says of the producer index.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Posted {
+    /// The doorbell record has it.
+    Record,
+    /// There is no record; the WQE that was rung for ends here.
+    To(u16),
+    /// The record has it, and the WQE that ends here was copied.
+    Copy(u16),
+}
+
+/// The send doorbell was rung with a WQE index.
+pub(super) fn rung(device: &mut Device, qpn: u32, index: u16, posted: Posted) {
     let Some(qp) = device.qps.get(qpn) else {
         return;
     };
@@ -237,9 +250,10 @@ pub fn rung(device: &mut Device, qpn: u32, index: u16, end: Option<u16>) {
         );
         return;
     }
-    let moved = match end {
-        Some(end) => set_producer(device, qpn, end),
-        None => read_producer(device, qpn),
+    let moved = match posted {
+        Posted::To(end) => set_producer(device, qpn, end),
+        Posted::Record => read_producer(device, qpn),
+        Posted::Copy(end) => follow_copy(device, qpn, end),
     };
     if !moved {
         return;
@@ -293,6 +307,33 @@ fn read_producer(device: &mut Device, qpn: u32) -> bool {
         return false;
     };
     set_producer(device, qpn, word as u16)
+}
+
+/// Takes the send producer index that a copy of the WQE before `end` says. What the record has beyond it is about to be
+/// copied too, and a copy that comes after its WQE has been read from memory is for nothing: with a slow host that went on
+/// for as long as the driver posted. So the rest waits for its own ring, for a while.
+fn follow_copy(device: &mut Device, qpn: u32, end: u16) -> bool {
+    let Some(qp) = device.qps.get(qpn) else {
+        return false;
+    };
+    let is_ahead = |of: u16, index: u16| (index.wrapping_sub(of) as i16) > 0;
+    let known = qp.requester.producer;
+    let record = device.host.read_be32(qp.decoded.dbr + dbr::SEND);
+    // A copy of what has been executed already says nothing, but where there is one more will come.
+    let producer = if is_ahead(known, end) { end } else { known };
+    if !record.is_ok_and(|word| is_ahead(producer, word as u16)) {
+        return read_producer(device, qpn);
+    }
+    if !set_producer(device, qpn, producer) {
+        return false;
+    }
+    if let Some(mut qp) = device.qps.borrow_out(qpn) {
+        let until = Instant::now() + device.copies.patience;
+        qp.requester.record_at = Some(until);
+        super::answers::look_at(device, &mut qp, until);
+        device.qps.put_back(qpn, qp);
+    }
+    true
 }
 
 /// Takes a send producer index. `false` if there cannot be as much in the queue; the queue pair is then in error.
