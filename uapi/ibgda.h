@@ -5,13 +5,22 @@
  *
  * Extension rule (as in openat2(2) and iommufd): every argument begins with
  * its own size as the caller knows it. A shorter one is zero-extended by the
- * kernel; a longer one must be zero beyond what the kernel knows, else E2BIG;
- * one shorter than the first version, EINVAL. Reserved fields and undefined
- * flag bits must be 0, else EINVAL. The kernel writes back no more than `size`
- * bytes. An unknown command gives ENOTTY.
+ * kernel; a longer one must be zero beyond what the kernel knows, else E2BIG,
+ * as is one of more than 4096 bytes; one shorter than the first version,
+ * EINVAL. Reserved fields and undefined flag bits must be 0, else EINVAL. The
+ * kernel writes back no more than `size` bytes.
  *
- * Every ioctl and mmap from another process than the one that opened the file
- * (after fork, fd passing or exec) gives EPERM.
+ * Errors of every command, in this order and before its own: EPERM from
+ * another process than the one that opened the file (after fork, fd passing or
+ * exec; mmap too), ENOTTY unknown command, EFAULT the argument cannot be read,
+ * EINVAL and E2BIG as above. The errors of each command are in the order in
+ * which they are looked for, unless it says otherwise; ENOMEM may come in
+ * between. Where nothing else is said, a command that fails has changed
+ * nothing.
+ *
+ * EFAULT when the answer cannot be written comes last, when the command was
+ * carried out: DOORBELL_IMPORT and QUEUE_ALLOC then give back what they made;
+ * BIND and REBIND leave the session bound, and the others did what they do.
  *
  * All layouts are the same for 32-bit and 64-bit callers.
  */
@@ -79,16 +88,29 @@ struct ibgda_info {
 #define IBGDA_FEATURE_EVENTS		(1ULL << 4)	/* EVENTFD, EVENTS */
 #define IBGDA_FEATURE_REBIND		(1ULL << 5)
 
-/* A PCI function, as in "0000:03:00.0". */
+/**
+ * struct ibgda_bdf - a PCI function, as in "0000:03:00.0"
+ * @domain: the domain (segment)
+ * @bus: the bus
+ * @device: 0..31
+ * @function: 0..7
+ * @reserved: must be 0
+ */
 struct ibgda_bdf {
 	__u32 domain;
 	__u8 bus;
-	__u8 device;	/* 0..31 */
-	__u8 function;	/* 0..7 */
+	__u8 device;
+	__u8 function;
 	__u8 reserved;
 };
 
-/* A function's PCIe link: speed in MT/s (2500, 5000, 8000, ...), 0 when unknown. */
+/**
+ * struct ibgda_link - a function's PCIe link
+ * @speed: MT/s now (2500, 5000, 8000, ...), 0 when unknown
+ * @speed_max: MT/s that the function can do
+ * @width: lanes now
+ * @width_max: lanes that the function can do
+ */
 struct ibgda_link {
 	__u32 speed;
 	__u32 speed_max;
@@ -112,17 +134,20 @@ struct ibgda_link {
  * @path_distance: out: the kernel's p2pdma distance, -1 when not reachable
  * @gpu_node: out: NUMA node, -1 unknown
  * @nic_node: out: NUMA node, -1 unknown
- * @gpu_link: out
- * @nic_link: out
- * @generation: out: 1 at BIND, one more at each return of the NIC
- * @reserved: 0
+ * @gpu_link: out: the GPU's link
+ * @nic_link: out: the NIC's link
+ * @generation: out: 1 at BIND, one more at each return
+ * @reserved: must be 0
  *
- * BIND: ENODEV absent; EINVAL not a GPU, or not an RDMA NIC known to mlx5_ib;
- * EACCES pair not allowed; EXDEV not reachable peer to peer; EALREADY bound;
- * EHOSTDOWN NIC in recovery.
- * REBIND: EAGAIN NIC not back yet; EHOSTDOWN its recovery failed; EACCES and
- * EXDEV as above; ENODEV GPU gone; EINVAL not lost; ENOTCONN not bound. Doorbells
- * of the former generation stay lost.
+ * BIND: EINVAL a device or function number out of range; EALREADY bound; ENODEV
+ * GPU absent, or NIC; EINVAL not a GPU, or not an RDMA NIC known to mlx5_ib;
+ * EACCES pair not allowed; EHOSTDOWN NIC in recovery; EXDEV not reachable peer
+ * to peer.
+ *
+ * REBIND: EINVAL functions given; ENOTCONN not bound; EINVAL not lost; ENODEV
+ * GPU gone, or another device in its place; EHOSTDOWN the NIC's recovery failed,
+ * or it was unplugged; EAGAIN NIC not back yet; EACCES and EXDEV as above.
+ * Doorbells of the former generation stay lost.
  */
 struct ibgda_bind {
 	__u32 size;
@@ -152,15 +177,19 @@ struct ibgda_bind {
  * @dmabuf_fd: in: from UVERBS_METHOD_DMABUF_ALLOC on the UAR
  * @uverbs_fd: in: the uverbs file the dma-buf came from
  * @mem_type: in: IBGDA_MEM_UC or IBGDA_MEM_WC; out: the type in force
- * @handle: out
+ * @handle: out: names the doorbell to POPULATE and RELEASE
  * @mmap_offset: out: for mmap(2) of exactly 4096 bytes, MAP_SHARED, no exec
  * @bar_offset: out: offset of the page in the NIC's BAR0
  *
- * EBADF not a dma-buf, or not a uverbs file; EINVAL exporter is not uverbs, not
- * the uverbs file given, not one page, or UAR destroyed; ERANGE not in BAR0 of
- * the bound NIC;
- * EBUSY page still held by another owner, or the type contradicts the page's;
- * EDQUOT limits; ENOTCONN not bound; ENOLINK session lost; EOPNOTSUPP type.
+ * The page becomes this process's, until it is dead and the file released.
+ *
+ * EOPNOTSUPP IBGDA_MEM_WB; EINVAL undefined mem_type; ENOTCONN not bound;
+ * ENOLINK session lost; EBADF not a dma-buf, or not a uverbs file; EINVAL
+ * exporter is not uverbs, not the uverbs file given, or not one page; EINVAL UAR
+ * destroyed; ERANGE not in BAR0 of the bound NIC; EBUSY the type contradicts the
+ * page's, or the page is still held by another owner; EDQUOT 4096 pages of the
+ * process or 65536 of all are granted and not ended, or the session has
+ * ibgda_info.max_doorbells; ENOLINK lost meanwhile.
  */
 struct ibgda_doorbell_import {
 	__u32 size;
@@ -180,12 +209,15 @@ struct ibgda_doorbell_import {
  * @length: in: bytes, a multiple of 4096
  * @node: in: NUMA node, or -1 for the NIC's own
  * @mem_type: in: IBGDA_MEM_WB, _UC or _WC
- * @handle: out
+ * @handle: out: names the memory to RELEASE
  * @reserved: must be 0
  * @mmap_offset: out: for mmap(2) of exactly @length bytes, MAP_SHARED
  *
- * EINVAL length zero, unaligned or too large; EOPNOTSUPP type; ENOMEM;
- * EDQUOT RLIMIT_MEMLOCK or the session's limit; ENOTCONN not bound; ENOLINK.
+ * ENOTCONN not bound; ENOLINK session lost; EINVAL length zero, unaligned or
+ * larger than ibgda_info.max_queue_bytes; EOPNOTSUPP a mem_type that INFO does
+ * not have among the features; EINVAL undefined mem_type; EINVAL node without
+ * memory; EDQUOT RLIMIT_MEMLOCK; ENOMEM; ENOLINK lost meanwhile; EDQUOT the
+ * session has ibgda_info.max_queues.
  */
 struct ibgda_queue_alloc {
 	__u32 size;
@@ -206,7 +238,9 @@ struct ibgda_queue_alloc {
  *
  * Drivers that walk page tables (nvidia.ko) do not fault pages in. After loss a
  * doorbell's mapping leads to a private page: stores go nowhere, nothing faults.
- * ENOENT no such doorbell; EFAULT not this doorbell's mapping; ENOLINK lost.
+ * ENOENT no such doorbell; ENOLINK lost, or its UAR destroyed; EFAULT not where
+ * this doorbell is mapped; and of a change meanwhile ENOLINK or ENOENT, with the
+ * entry made and taken away again.
  */
 struct ibgda_populate {
 	__u32 size;
@@ -231,7 +265,7 @@ struct ibgda_status_map {
 /**
  * struct ibgda_release - IBGDA_IOC_RELEASE: give a doorbell or queue memory back
  * @size: sizeof(struct ibgda_release)
- * @handle: in
+ * @handle: in: a doorbell or queue memory
  *
  * The mapping is gone when the call returns. A doorbell's page stays parked for
  * this process until it is dead and the file released; it may import the same
@@ -257,12 +291,20 @@ struct ibgda_eventfd {
 #define IBGDA_EVENT_DOORBELL	3	/* one doorbell revoked: its UAR was destroyed */
 #define IBGDA_EVENT_OVERFLOW	4	/* older records were dropped */
 
+/**
+ * struct ibgda_event - something that happened to the session
+ * @type: IBGDA_EVENT_*
+ * @reason: IBGDA_REASON_*; OVERFLOW: 0
+ * @generation: the session's then; OVERFLOW: 0
+ * @handle: DOORBELL: which; OVERFLOW: how many records were dropped; else 0
+ * @time_ns: CLOCK_MONOTONIC; OVERFLOW: when it was taken
+ */
 struct ibgda_event {
-	__u32 type;		/* IBGDA_EVENT_* */
-	__u32 reason;		/* IBGDA_REASON_* */
+	__u32 type;
+	__u32 reason;
 	__u32 generation;
-	__u32 handle;		/* IBGDA_EVENT_DOORBELL: which; OVERFLOW: how many lost */
-	__aligned_u64 time_ns;	/* CLOCK_MONOTONIC */
+	__u32 handle;
+	__aligned_u64 time_ns;
 };
 
 /**
@@ -274,7 +316,7 @@ struct ibgda_event {
  * @count: out: entries written
  *
  * Of the last 64 records; when older ones were dropped, OVERFLOW comes first.
- * EAGAIN none; EFAULT, and then the records taken are lost; EINVAL capacity.
+ * EINVAL capacity; EAGAIN none; EFAULT, and then the records taken are lost.
  */
 struct ibgda_events {
 	__u32 size;
