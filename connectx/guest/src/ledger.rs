@@ -3,12 +3,12 @@
 //! layouts of the commands, so that it says what the device may do and not what it does.
 
 use connectx::ifc::command::{
-    create_cq_in, create_eq_in, create_eq_out, create_mkey_in, create_qp_in, create_rmp_in,
-    create_sq_in, create_uctx_out, create_umem_in, create_xrc_srq_in, destroy_uctx_in, header,
-    modify_cq_in, reply,
+    create_cq_in, create_eq_in, create_eq_out, create_mkey_in, create_psv_in, create_psv_out,
+    create_qp_in, create_rmp_in, create_sq_in, create_uctx_out, create_umem_in, create_xrc_srq_in,
+    destroy_uctx_in, header, modify_cq_in, reply,
 };
 use connectx::ifc::context::{cqc, eqc, mkc, qpc, rmpc, sqc, umem, wq, xrc_srqc};
-use connectx::ifc::{be64_list, opcode};
+use connectx::ifc::{Field, be64_list, opcode};
 
 use crate::ram::Ram;
 use crate::watch::Owner;
@@ -20,6 +20,7 @@ const LIVES: &[(u16, u16)] = &[
     (opcode::ALLOC_PD, opcode::DEALLOC_PD),
     (opcode::ALLOC_XRCD, opcode::DEALLOC_XRCD),
     (opcode::CREATE_UMEM, opcode::DESTROY_UMEM),
+    (opcode::CREATE_PSV, opcode::DESTROY_PSV),
     (opcode::CREATE_MKEY, opcode::DESTROY_MKEY),
     (opcode::CREATE_EQ, opcode::DESTROY_EQ),
     (opcode::CREATE_CQ, opcode::DESTROY_CQ),
@@ -28,6 +29,14 @@ const LIVES: &[(u16, u16)] = &[
     (opcode::CREATE_SQ, opcode::DESTROY_SQ),
     (opcode::CREATE_QP, opcode::DESTROY_QP),
     (opcode::CREATE_DCT, opcode::DESTROY_DCT),
+];
+
+/// Where CREATE_PSV tells of what it makes.
+const PSVS: [Field; 4] = [
+    create_psv_out::psv0_index,
+    create_psv_out::psv1_index,
+    create_psv_out::psv2_index,
+    create_psv_out::psv3_index,
 ];
 
 /// The objects of a guest.
@@ -60,6 +69,12 @@ impl Ledger {
             self.remove(ram, made, destroyed(op, input));
         }
         if LIVES.iter().any(|(makes, _)| *makes == op) {
+            if op == opcode::CREATE_PSV {
+                let made = create_psv_in::num_psv.get(input) as usize;
+                let numbers = PSVS.iter().map(|field| (op, field.get32(output)));
+                self.objects.extend(numbers.take(made));
+                return;
+            }
             let number = created(op, output);
             self.objects.push((op, number));
             name_memory(ram, Owner::Object(op, number), op, input);

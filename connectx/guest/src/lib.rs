@@ -360,6 +360,11 @@ impl Guest {
 impl Guest {
     /// A key of the kind that memory windows are: free, indirect, to be bound by work requests.
     pub fn window(&mut self, pd: u32) -> u32 {
+        self.window_with(pd, |_| {})
+    }
+
+    /// The same with more in its context.
+    pub fn window_with(&mut self, pd: u32, f: impl FnOnce(&mut [u8])) -> u32 {
         let mut create = input(opcode::CREATE_MKEY, 0x110);
         let context = command::create_mkey_in::mkc.bytes_mut(&mut create);
         mkc::free.set(context, 1);
@@ -370,6 +375,7 @@ impl Guest {
         mkc::qpn.set(context, 0xff_ffff);
         mkc::pd.set(context, u64::from(pd));
         mkc::translations_octword_size.set(context, 4);
+        f(context);
         let out = self.ok(create, 16);
         reply::object.get32(&out) << 8
     }

@@ -92,6 +92,10 @@ impl Capabilities {
     pub const MAX_SEND_WQE: u64 = 1024;
     /// Longest WQE of a receive queue.
     pub const MAX_RECEIVE_WQE: u64 = 512;
+    /// Octowords of a BSF.
+    pub const LOG_MAX_BSF: u32 = 2;
+    /// Prediction signature values, of which a key with signatures has two.
+    pub const LOG_MAX_PSV: u32 = 18;
     /// Rate of the device's clock.
     pub const CLOCK_KHZ: u64 = 156_250;
 
@@ -130,6 +134,14 @@ impl Capabilities {
             (cap::cq_moderation, 1),
             (cap::block_lb_mc, 1),
             (cap::imaicl, 1),
+            (cap::sho, 1),
+            (cap::log_max_bsf_list_size, Self::LOG_MAX_BSF.into()),
+            (cap::sigerr_cqe, 1),
+            (cap::sigerr_domain_and_sig_type, 1),
+            (cap::drain_sigerr, 1),
+            (cap::sig_block_4048, 1),
+            (cap::sig_crc32c, 1),
+            (cap::sig_crc64_xp10, 1),
             (cap::qkv, 1),
             (cap::pkv, 1),
             (cap::hca_cap_2, 1),

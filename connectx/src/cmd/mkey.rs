@@ -7,6 +7,7 @@ use crate::ifc::context::mkc;
 use crate::objects::device::Device;
 use crate::objects::memic;
 use crate::objects::memory::{Access, KeyEntry, Mkey, Pages, Translation, key_entries, key_length};
+use crate::objects::signature::{Bsf, Signature};
 
 /// `mkc.access_mode`, `MLX5_MKC_ACCESS_MODE_*`.
 mod mode {
@@ -79,6 +80,25 @@ fn translation(
         }
         other => Err(Reject::param("access_mode", other, MODES)),
     }
+}
+
+/// What the key can have of signatures: room for a BSF, which a work request brings.
+fn signature(context: &[u8]) -> Result<Option<Box<Signature>>, Reject> {
+    let octowords = mkc::bsf_octword_size.get(context);
+    if !mkc::bsf_en.is_set(context) || octowords == 0 {
+        return Ok(None);
+    }
+    let room = octowords as usize * 16;
+    if room > Bsf::SIZE {
+        let rule = "at most 2^log_max_bsf_list_size";
+        return Err(Reject::param("bsf_octword_size", octowords, rule));
+    }
+    Ok(Some(Box::new(Signature {
+        room,
+        enabled: true,
+        expected: mkc::expected_sigerr_count.is_set(context),
+        ..Signature::default()
+    })))
 }
 
 /// Entries that a free key has room for, in octowords.
@@ -188,6 +208,7 @@ pub(super) fn create_mkey(device: &mut Device, request: &Request<'_>) -> Result<
         updatable: mkc::umr_en.is_set(context),
         qpn: None,
         umem,
+        signature: signature(context)?,
     };
     admit(device, &key)?;
     let index = device

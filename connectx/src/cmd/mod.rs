@@ -16,6 +16,7 @@ mod mkey;
 mod multicast;
 mod pages;
 mod pp;
+mod psv;
 mod qp;
 mod qp_ext;
 mod queue;
@@ -259,6 +260,8 @@ const COMMANDS: &[Command] = commands! {
     CREATE_MKEY,              272 / 16,  Initialised, user   => mkey::create_mkey;
     QUERY_MKEY,               16 / 80,   Initialised, user   => mkey::query_mkey;
     DESTROY_MKEY,             16 / 8,    Initialised, user   => mkey::destroy_mkey;
+    CREATE_PSV,               16 / 32,   Initialised, user   => psv::create;
+    DESTROY_PSV,              16 / 8,    Initialised, user   => psv::destroy;
     SET_PP_RATE_LIMIT,        64 / 8,    Initialised, user   => pp::set_rate_limit;
     CREATE_GENERAL_OBJECT,    16 / 16,   Initialised, user   => general::create;
     MODIFY_GENERAL_OBJECT,    16 / 16,   Initialised, user   => general::modify;

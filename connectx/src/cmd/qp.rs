@@ -428,6 +428,8 @@ fn enter(qp: &mut Qp, command: u16, state: State) {
         opcode::RTR2RTS_QP => qp
             .requester
             .start(qpc::next_send_psn.get32(&qp.context), &qp.decoded),
+        // What was posted may have been changed since it was copied (mlx5dv_qp_cancel_posted_send_wrs).
+        opcode::SQD_RTS_QP => qp.requester.forget_copy(),
         _ => {}
     }
 }

@@ -34,6 +34,7 @@ fn owns_something(device: &Device, uid: u16) -> bool {
         || device.xrcds.iter().any(|(_, o)| o.uid == uid)
         || device.umems.iter().any(|(_, o)| o.uid == uid)
         || device.mkeys.iter().any(|(_, o)| o.uid == uid)
+        || device.psvs.iter().any(|(_, o)| o.uid == uid)
         || device.cqs.iter().any(|(_, o)| o.uid == uid)
         || device.qps.iter().any(|(_, o)| o.uid == uid)
         || device.srqs.iter().any(|(_, o)| o.uid == uid)

@@ -7,7 +7,7 @@ use super::completing::complete;
 use super::completion::{Failure, Scattered, vendor};
 use super::lent::Data;
 use super::memory::Denied;
-use super::requester::{Flight, accessor, local_failure};
+use super::requester::{Flight, accessor, local_failure, told};
 use super::timer::{ack_timeout, rnr_delay};
 use super::{atomic, receive_queue};
 use crate::ifc::wqe::{completion, syndrome};
@@ -214,6 +214,7 @@ fn read_response(
             result => result.map_err(local_failure),
         }
     };
+    told(device, qp);
     let Some(flight) = qp.requester.flights.get_mut(index) else {
         return;
     };
@@ -239,6 +240,7 @@ fn atomic_response(device: &mut Device, qp: &mut Qp, psn_: u32, original: u64) {
     let bytes = atomic::to_bytes(original, len, device.caps.atomic_host_order);
     let bytes = bytes.get(..len as usize).unwrap_or(&bytes);
     let result = scatter(device, qp, flight, 0, bytes.into()).map_err(local_failure);
+    told(device, qp);
     let Some(flight) = qp.requester.flights.get_mut(index) else {
         return;
     };

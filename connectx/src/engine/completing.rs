@@ -47,6 +47,12 @@ pub(super) fn complete(device: &mut Device, qp: &mut Qp) {
             return enter_error(device, qp, Some(kind::WQ_CATAS_ERROR));
         }
     }
+    if qp.requester.draining && qp.state == State::ReadyToSend {
+        qp.requester.draining = false;
+        qp.state = State::SendQueueDrained;
+        qp.requester.deadline = None;
+        event::queue_pair(device, kind::SQ_DRAINED, qp.number);
+    }
 }
 
 /// Writes the completion of a send WQE, if it is to have one. `false` if its completion queue has failed.
@@ -127,6 +133,7 @@ pub fn flush_send(device: &mut Device, qp: &mut Qp) {
     }
     qp.requester.cursor = 0;
     qp.requester.sent = 0;
+    qp.requester.draining = false;
     qp.requester.window.clear();
     if qp.queues.log_send.is_some() && qp.decoded.send_record {
         if let Ok(word) = device.host.read_be32(qp.decoded.dbr + dbr::SEND) {

@@ -4,9 +4,10 @@
 use super::lent::Data;
 use super::{event, held};
 use crate::ifc::event::cq_error;
-use crate::ifc::wqe::{cqe, cqe_opcode, dbr, syndrome};
+use crate::ifc::wqe::{cqe, cqe_opcode, dbr, sig_err_cqe, syndrome};
 use crate::objects::device::Device;
 use crate::objects::queue::{Arm, CqStatus};
+use crate::objects::signature::SignatureError;
 
 /// Mask of producer and consumer indices.
 const INDEX: u32 = 0xff_ffff;
@@ -275,6 +276,7 @@ pub struct Completion {
     pub source: Option<Source>,
     pub failure: Option<Failure>,
     pub scattered: Option<Scattered>,
+    pub signature: Option<SignatureError>,
 }
 
 impl Completion {
@@ -292,6 +294,7 @@ impl Completion {
             source: None,
             failure: None,
             scattered: None,
+            signature: None,
         }
     }
 
@@ -303,6 +306,22 @@ impl Completion {
         cqe::send_opcode.set(&mut entry, u64::from(self.send_opcode));
         cqe::wqe_counter.set(&mut entry, u64::from(self.wqe_counter));
         cqe::opcode.set(&mut entry, u64::from(self.opcode));
+        if let Some(error) = &self.signature {
+            // Type 0 is a block's, and domain 0 the wire.
+            for (field, value) in [
+                (sig_err_cqe::expected_trans_sig, error.expected >> 32),
+                (sig_err_cqe::actual_trans_sig, error.actual >> 32),
+                (sig_err_cqe::expected_reftag, error.expected),
+                (sig_err_cqe::actual_reftag, error.actual),
+                (sig_err_cqe::syndrome, error.syndrome.into()),
+                (sig_err_cqe::domain, error.in_memory.into()),
+                (sig_err_cqe::mkey, error.key.into()),
+                (sig_err_cqe::err_offset, error.offset),
+            ] {
+                field.set(&mut entry, value);
+            }
+            return entry;
+        }
         if let Some(failure) = self.failure {
             cqe::syndrome.set(&mut entry, u64::from(failure.syndrome));
             cqe::vendor_syndrome.set(&mut entry, u64::from(failure.vendor));
@@ -404,7 +423,8 @@ pub(super) fn write(device: &mut Device, cqn: u32, completion: &Completion) -> b
         return false;
     }
     cq.producer = cq.producer.wrapping_add(1) & INDEX;
-    let wanted = completion.solicited || completion.failure.is_some();
+    let failed = completion.failure.is_some() || completion.signature.is_some();
+    let wanted = completion.solicited || failed;
     if wanted {
         cq.last_solicited = cq.producer;
     }

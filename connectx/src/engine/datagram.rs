@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Datagrams that arrive.
 
-use super::completing;
 use super::completion::{Completion, Failure, Source, vendor};
 use super::lent::Data;
 use super::memory::Accessor;
 use super::receive_queue::{deliver, fail_receive, scatter, take_receive};
+use super::{completing, signature};
 use crate::ifc::event::kind;
 use crate::ifc::wqe::{cqe_opcode, syndrome};
 use crate::objects::device::Device;
@@ -64,6 +64,7 @@ pub(super) fn receive(device: &mut Device, qp: &mut Qp, packet: &Packet, data: D
         && (packet.grh.is_none()
             || scatter(device, who, &receive.scatter, 0, head[..].into()).is_ok())
         && scatter(device, who, &receive.scatter, GRH_LEN, data).is_ok();
+    signature::report(device, receive.complete_to(qp), qp.number);
     if !written {
         let failure = if fits {
             Failure::new(syndrome::LOCAL_PROT, vendor::SCATTER)

@@ -10,6 +10,7 @@ use crate::ifc::wqe::{mkey_mask, syndrome, umr_ctrl};
 use crate::objects::device::Device;
 use crate::objects::memory::{Mkey, Translation, key_length};
 use crate::objects::qp::{Qp, Service};
+use crate::objects::signature::Bsf;
 
 /// Number in a key's context that stands for "any queue pair".
 const ANY_QP: u32 = 0xff_ffff;
@@ -22,8 +23,25 @@ pub(super) fn execute(device: &mut Device, qp: &Qp, wqe: &Wqe) -> Result<(), Fai
         (Operation::Invalidate { key }, _) => {
             invalidate(device, qp, key, By::Owner).map_err(local_failure)
         }
+        (Operation::SetPsv { psv, transient }, _) => set_psv(device, qp, psv, transient),
         (Operation::Update { key }, Some(request)) => update(device, qp, wqe, key, request),
         _ => Ok(()),
+    }
+}
+
+/// Gives a PSV of the queue pair's protection domain its value.
+fn set_psv(device: &mut Device, qp: &Qp, number: u32, transient: u64) -> Result<(), Failure> {
+    match device.psvs.get_mut(number) {
+        Some(psv) if psv.pd == qp.decoded.pd => {
+            psv.transient = transient;
+            Ok(())
+        }
+        _ => {
+            let object = format!("qp {:#x} SET_PSV", qp.number);
+            let rule = "a PSV of the queue pair's protection domain";
+            device.refuse(object, "psv_index", number, rule, "PRM, SET_PSV");
+            Err(Failure::new(syndrome::MW_BIND, vendor::KEY_UPDATE))
+        }
     }
 }
 
@@ -84,6 +102,10 @@ fn objection(
     if !driver && entries > 0 && !matches!(key.translation, Translation::Keys(_)) {
         return Some(("fre", "page entries are the driver's to write"));
     }
+    let room = key.signature.as_ref().map_or(0, |signature| signature.room);
+    if request.bsf.len() > room {
+        return Some(("bsf_octword_size", "the key has room for the BSF"));
+    }
     if umr_ctrl::fail_if_not_free.is_set(&request.control) && !key.free {
         return Some(("free", "the key is free before it is bound"));
     }
@@ -111,6 +133,14 @@ fn update(
         failure
     };
     let list = entries(device, qp, wqe, request)?;
+    let bsf = match &request.bsf[..] {
+        [] => None,
+        raw => Some(Bsf::parse(raw).map_err(|(field, value, rule)| {
+            let object = format!("mkey {number:#x}, UMR by qp {:#x}", qp.number);
+            device.refuse(object, field, value, rule, "rdma-core wqe.h, mlx5_bsf");
+            failure
+        })?),
+    };
     let Some(key) = device.mkeys.get(number >> 8) else {
         return Err(refuse(device, "mkey", "a key that exists"));
     };
@@ -141,6 +171,9 @@ fn update(
         let object = format!("mkey {number:#x}, UMR by qp {:#x}", qp.number);
         device.refuse(object, "xlt_offset", offset, &rule, "PRM, UMR");
         return Err(failure);
+    }
+    if let (Some(bsf), Some(signature)) = (bsf, &mut key.signature) {
+        signature.bsf = Some(bsf);
     }
     change(key, mask, &request.context);
     if moves {
@@ -189,6 +222,8 @@ fn change(key: &mut Mkey, mask: u64, given: &[u8]) {
         (mkey_mask::START_ADDR, &[mkc::start_addr]),
         (mkey_mask::PD, &[mkc::pd]),
         (mkey_mask::EN_RINVAL, &[mkc::en_rinval]),
+        (mkey_mask::SIG_ERR, &[mkc::expected_sigerr_count]),
+        (mkey_mask::BSF_ENABLE, &[mkc::bsf_en]),
         (mkey_mask::KEY, &[mkc::mkey_7_0]),
         (mkey_mask::QPN, &[mkc::qpn]),
         (mkey_mask::LR, &[mkc::lr]),
@@ -212,6 +247,14 @@ fn change(key: &mut Mkey, mask: u64, given: &[u8]) {
     key.variant = mkc::mkey_7_0.get(context) as u8;
     if mask & mkey_mask::FREE != 0 {
         key.free = mkc::free.is_set(context);
+    }
+    if let Some(signature) = &mut key.signature {
+        signature.enabled = mkc::bsf_en.is_set(context);
+        let expected = mkc::expected_sigerr_count.is_set(context);
+        if signature.expected != expected {
+            signature.expected = expected;
+            signature.reported.set(false);
+        }
     }
     key.access = crate::objects::memory::Access::of(context);
     if mask & mkey_mask::QPN != 0 {

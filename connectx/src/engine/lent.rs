@@ -97,6 +97,35 @@ impl Data<'_> {
         }
     }
 
+    /// A copy of it.
+    pub(super) fn to_vec(self) -> Result<Vec<u8>, Denied> {
+        let from = match self.source {
+            Source::Memory(located) => located,
+            Source::Bytes(_) => return self.bytes().map(<[u8]>::to_vec).ok_or(Denied::Bounds),
+        };
+        let reach = from.reach.as_ref().ok_or(Denied::Sender)?;
+        let (mut skip, mut bytes) = (self.start, Vec::with_capacity(self.len));
+        for piece in &from.pieces {
+            if skip >= piece.len {
+                skip -= piece.len;
+                continue;
+            }
+            let len = (piece.len - skip).min(self.len - bytes.len());
+            let at = piece.bus + skip as u64;
+            let lent = reach.at(at).lend(at, len, false, &mut |slice| {
+                let done = bytes.len();
+                bytes.resize(done + slice.len(), 0);
+                slice.copy_to(&mut bytes[done..]);
+            });
+            if lent.is_err() {
+                from.broken.set(true);
+                return Err(Denied::Sender);
+            }
+            skip = 0;
+        }
+        Ok(bytes)
+    }
+
     /// Writes it to a function's memory.
     pub fn store(&self, host: &Host, bus: u64) -> Result<(), Denied> {
         let from = match self.source {

@@ -3,6 +3,7 @@
 
 use super::indirect;
 use super::lent::Data;
+use super::signature;
 use super::wqe::Sge;
 use crate::objects::device::{Device, Host};
 use crate::objects::memic;
@@ -57,6 +58,8 @@ pub enum Denied {
     Bounds,
     /// The key's translation leads nowhere.
     Translation,
+    /// The key has signatures, and this is no access that can have them.
+    Signature,
     /// Memory could not be reached.
     Dma,
     /// The memory that a packet's data lies in was taken away while it was delivered: nobody's fault here.
@@ -113,10 +116,18 @@ fn examine(
     if !purpose.permitted(key.access) {
         return Err(Denied::Permission);
     }
-    if let Some(len) = key.len {
-        let inside = range
-            .address
-            .checked_sub(key.start)
+    let offset = range.address.checked_sub(key.start);
+    if let Some(bsf) = key.bsf() {
+        if purpose == Purpose::RemoteAtomic {
+            return Err(Denied::Signature);
+        }
+        let extent = offset.and_then(|offset| bsf.extent(offset, range.len));
+        let end = bsf.memory_end(extent.ok_or(Denied::Bounds)?.data.1);
+        if key.len.is_some_and(|len| end > len) {
+            return Err(Denied::Bounds);
+        }
+    } else if let Some(len) = key.len {
+        let inside = offset
             .and_then(|offset| offset.checked_add(range.len))
             .is_some_and(|end| end <= len);
         if !inside {
@@ -167,6 +178,9 @@ fn walk(
                 if inner.pd != key.pd {
                     return Err(Denied::Domain);
                 }
+                if inner.bsf().is_some() {
+                    return Err(Denied::Signature);
+                }
                 let piece = u64::from(entry.len);
                 let within = |len| {
                     let offset = entry.address.wrapping_sub(inner.start);
@@ -183,6 +197,40 @@ fn walk(
     }
 }
 
+/// Calls `f` as [`walk`] does with the pieces of a range of a key's memory, whatever signatures it has.
+pub(super) fn walk_key(
+    device: &Device,
+    key: &Mkey,
+    address: u64,
+    len: u64,
+    f: &mut dyn FnMut(u64, std::ops::Range<usize>) -> Result<(), Denied>,
+) -> Result<(), Denied> {
+    walk(&device.mkeys, key, address, len, MAX_DEPTH, f, 0)
+}
+
+/// Whether a key has signatures: data under it is never where it is sent from.
+pub fn is_signed(device: &Device, key: u32) -> bool {
+    find(&device.mkeys, key).is_ok_and(|key| key.bsf().is_some())
+}
+
+/// The access through a key with signatures. `None` if it has none.
+fn signed<T>(
+    device: &Device,
+    who: Accessor,
+    range: Range,
+    purpose: Purpose,
+    f: impl FnOnce(signature::Access<'_>) -> Result<T, Denied>,
+) -> Option<Result<T, Denied>> {
+    if !is_signed(device, range.key) {
+        return None;
+    }
+    let done = examine(&device.mkeys, who, range, purpose).and_then(|key| {
+        let access = signature::Access::new(device, key, range);
+        f(access.ok_or(Denied::Key)??)
+    });
+    Some(done.inspect_err(|denied| report(device, who, range, purpose, *denied)))
+}
+
 fn report(device: &Device, who: Accessor, range: Range, purpose: Purpose, denied: Denied) {
     let (field, rule): (&str, &str) = match denied {
         Denied::Key => (
@@ -196,10 +244,16 @@ fn report(device: &Device, who: Accessor, range: Range, purpose: Purpose, denied
         Denied::Permission => (purpose.field(), "the key permits this access"),
         Denied::Bounds => ("address", "the range lies within the key's"),
         Denied::Translation => ("translation", "the key's translation covers the range"),
+        Denied::Signature => (
+            "bsf",
+            "a key with signatures has its PSVs, and is read or written by itself",
+        ),
         Denied::Dma | Denied::Sender => ("address", "the memory behind the key is reachable"),
     };
     let value = match denied {
-        Denied::Key | Denied::Domain | Denied::Permission => u64::from(range.key),
+        Denied::Key | Denied::Domain | Denied::Permission | Denied::Signature => {
+            u64::from(range.key)
+        }
         _ => range.address,
     };
     let object = format!(
@@ -246,6 +300,9 @@ pub(super) fn each(
     let mut on_host = |bus, part| f(&device.host, bus, part);
     examine(keys, who, range, purpose)
         .and_then(|key| {
+            if key.bsf().is_some() {
+                return Err(Denied::Signature);
+            }
             if let Some(bus) = in_one_page(key, range) {
                 return on_host(bus, 0..range.len as usize);
             }
@@ -276,6 +333,9 @@ pub fn read(
         address,
         len: buf.len() as u64,
     };
+    if let Some(read) = signed(device, who, range, purpose, |access| access.read(buf)) {
+        return read;
+    }
     each(device, who, range, purpose, &mut |host, bus, part| {
         let piece = buf.get_mut(part).ok_or(Denied::Translation)?;
         host.read(bus, piece).map_err(|_| Denied::Dma)
@@ -296,6 +356,9 @@ pub fn write(
         address,
         len: data.len() as u64,
     };
+    if let Some(written) = signed(device, who, range, purpose, |access| access.write(data)) {
+        return written;
+    }
     each(device, who, range, purpose, &mut |host, bus, part| {
         data.part(part).store(host, bus)
     })
@@ -380,6 +443,7 @@ mod tests {
             updatable: false,
             qpn: None,
             umem: None,
+            signature: None,
         }
     }
 

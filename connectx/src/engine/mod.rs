@@ -20,6 +20,7 @@ pub mod receive;
 mod receive_queue;
 pub mod requester;
 pub mod responder;
+mod signature;
 pub mod timer;
 mod window;
 pub mod wqe;

@@ -14,8 +14,8 @@ use super::completion::{Failure, Scattered, vendor};
 use super::memory::{self, Accessor, Denied, Purpose};
 use super::pace::Half;
 use super::window::Window;
-use super::wqe::{self, Fetched, Operation, SgeList, Wqe, part};
-use super::{answers, dc, keys, pace, responder};
+use super::wqe::{self, Fetched, Operation, Sge, SgeList, Wqe, part};
+use super::{answers, dc, keys, pace, responder, signature};
 use crate::cmd::caps::Capabilities;
 use crate::ifc::event::kind;
 use crate::ifc::wqe::{dbr, syndrome};
@@ -58,6 +58,8 @@ pub(super) struct Flight {
     pub(super) failure: Option<Failure>,
     /// What it brought, for its completion.
     pub(super) scattered: Option<Scattered>,
+    /// Something of it has been sent, or it is done.
+    pub(super) started: bool,
 }
 
 impl Flight {
@@ -106,6 +108,8 @@ pub struct Requester {
     pub(super) record_at: Option<Instant>,
     /// Earliest look by the timer that has been asked for.
     pub(super) timer_at: Option<Instant>,
+    /// Nothing new begins, and once all that has begun is done the send queue is drained.
+    pub(super) draining: bool,
 }
 
 impl Requester {
@@ -115,6 +119,25 @@ impl Requester {
         self.unacked = next_psn;
         self.retries_left = decoded.retry_count;
         self.rnr_retries_left = decoded.rnr_retry;
+    }
+
+    /// Forgets a WQE that came with a doorbell: memory has the truth.
+    pub fn forget_copy(&mut self) {
+        self.copied = None;
+    }
+
+    /// Begins nothing new. A WQE that waits for those before it is as if it had not been fetched.
+    pub(super) fn drain(&mut self) {
+        self.draining = true;
+        let waits = |f: &Flight| !f.started && !f.executed && f.failure.is_none();
+        while self.flights.back().is_some_and(waits) {
+            if let Some(last) = self.flights.pop_back() {
+                self.fetched = last.wqe.index;
+                self.next_psn = last.first_psn;
+            }
+        }
+        self.window.clear();
+        self.forget_copy();
     }
 
     /// The newest sequence number that has been answered.
@@ -382,7 +405,8 @@ pub fn run(device: &mut Device, qp: &mut Qp, budget: &mut Budget, now: Instant) 
                 return false;
             }
         }
-        if qp.requester.cursor == qp.requester.flights.len() && !take_next(device, qp) {
+        let none_left = qp.requester.cursor == qp.requester.flights.len();
+        if none_left && (qp.requester.draining || !take_next(device, qp)) {
             return false;
         }
         match step(device, qp, now) {
@@ -483,6 +507,7 @@ fn take_next(device: &mut Device, qp: &mut Qp) -> bool {
         executed: false,
         failure,
         scattered: None,
+        started: false,
     });
     requester.next_psn = psn::add(requester.next_psn, packets);
     true
@@ -547,7 +572,8 @@ fn step(device: &mut Device, qp: &mut Qp, now: Instant) -> Step {
         Operation::Dump
         | Operation::Copy
         | Operation::Invalidate { .. }
-        | Operation::Update { .. } => {
+        | Operation::Update { .. }
+        | Operation::SetPsv { .. } => {
             let failure = match flight.wqe.operation {
                 Operation::Dump => dump(device, qp, &flight.wqe).err(),
                 Operation::Copy => copy(device, qp, &flight.wqe).err(),
@@ -558,6 +584,7 @@ fn step(device: &mut Device, qp: &mut Qp, now: Instant) -> Step {
                 flight.executed = true;
                 flight.failure = failure;
             }
+            told(device, qp);
             Step::Local
         }
         Operation::Read { .. } | Operation::Atomic { .. }
@@ -573,6 +600,9 @@ fn step(device: &mut Device, qp: &mut Qp, now: Instant) -> Step {
 /// Moves the cursor over `packets` packets, and to the next WQE at the end of this one.
 fn advance(qp: &mut Qp, packets: u32) {
     let requester = &mut qp.requester;
+    if let Some(flight) = requester.flights.get_mut(requester.cursor) {
+        flight.started = true;
+    }
     requester.sent += packets;
     if requester
         .flights
@@ -587,7 +617,9 @@ fn advance(qp: &mut Qp, packets: u32) {
 pub(super) fn local_failure(denied: Denied) -> Failure {
     let vendor = match denied {
         Denied::Key | Denied::Domain => vendor::LOCAL_KEY,
-        Denied::Bounds | Denied::Translation | Denied::Dma | Denied::Sender => vendor::LOCAL_BOUNDS,
+        Denied::Bounds | Denied::Translation | Denied::Signature | Denied::Dma | Denied::Sender => {
+            vendor::LOCAL_BOUNDS
+        }
         Denied::Permission => vendor::LOCAL_PERMISSION,
     };
     Failure::new(syndrome::LOCAL_PROT, vendor)
@@ -619,7 +651,8 @@ fn gather(
         return Ok(Payload::Bytes(bytes.to_vec()));
     }
     let who = accessor(qp);
-    if lend {
+    let signed = |sge: Sge| memory::is_signed(device, sge.key);
+    if lend && !part(&wqe.gather, offset, len).any(signed) {
         for sge in part(&wqe.gather, offset, len) {
             memory::check(device, who, sge.into(), Purpose::LocalRead)?;
         }
@@ -768,7 +801,8 @@ fn send(device: &mut Device, qp: &mut Qp, now: Instant) -> Step {
         | Operation::Dump
         | Operation::Copy
         | Operation::Invalidate { .. }
-        | Operation::Update { .. } => {
+        | Operation::Update { .. }
+        | Operation::SetPsv { .. } => {
             return Step::Wait;
         }
     };
@@ -801,6 +835,7 @@ fn send(device: &mut Device, qp: &mut Qp, now: Instant) -> Step {
     device.counters.bytes_sent += bytes as u64;
     device.outbox.push_back(packet);
     advance(qp, answered);
+    told(device, qp);
     if qp.service.is_reliable() {
         expect_answer(device, qp, now);
     } else {
@@ -808,6 +843,15 @@ fn send(device: &mut Device, qp: &mut Qp, now: Instant) -> Step {
         qp.requester.unacked = psn::add(qp.requester.unacked, 1);
     }
     Step::Sent(bytes)
+}
+
+/// Tells of the wrong signatures that have been met on the sending half's behalf. A queue pair may want to stop then, before
+/// what depends on the data is sent.
+pub(super) fn told(device: &mut Device, qp: &mut Qp) {
+    let told = signature::report(device, qp.decoded.cqn_send, qp.number);
+    if told && qp.decoded.drain_sigerr && qp.state == State::ReadyToSend {
+        qp.requester.drain();
+    }
 }
 
 /// Whether what a queue pair sends is there at once, and its memory the receiver's to read until it says that it has.

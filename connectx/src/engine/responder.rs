@@ -10,7 +10,7 @@ use super::memory::{self, Accessor, Denied, Purpose, Range};
 use super::pace::Half;
 use super::receive_queue::{Receive, deliver, fail_receive, scatter, take_receive};
 use super::requester::{Budget, IDEAL_PACKET, accessor, is_ideal};
-use super::{answers, atomic, completing, datagram, dc, keys, pace};
+use super::{answers, atomic, completing, datagram, dc, keys, pace, signature};
 use crate::ifc::event::kind;
 use crate::ifc::wqe::{cqe_opcode, syndrome};
 use crate::objects::device::Device;
@@ -362,6 +362,7 @@ fn send(
         Some(_) => Ok(()),
         None => scatter(device, who, &receive.scatter, received as usize, data),
     };
+    signature::report(device, cqn, qp.shown_number());
     if written == Err(Denied::Sender) {
         qp.responder.incoming = Some(Incoming::Send { receive, received });
         return Outcome::Broken;
@@ -468,7 +469,9 @@ fn write(
     if !data.is_empty() {
         let address = reth.address.wrapping_add(u64::from(received));
         let purpose = Purpose::RemoteWrite;
-        match memory::write(device, who, reth.rkey, address, purpose, data) {
+        let written = memory::write(device, who, reth.rkey, address, purpose, data);
+        signature::report(device, qp.decoded.cqn_receive, qp.shown_number());
+        match written {
             Ok(()) => {}
             Err(Denied::Sender) => {
                 qp.responder.incoming = Some(Incoming::Write {
@@ -748,7 +751,10 @@ pub fn run(device: &mut Device, qp: &mut Qp, budget: &mut Budget, now: Instant) 
                 };
                 let offset = index as usize * mtu;
                 let len = (reth.len as usize - offset).min(span as usize * mtu);
-                match read_piece(device, who, reth, offset, len, ideal) {
+                let piece = read_piece(device, who, reth, offset, len, ideal);
+                let cqn = qp.decoded.cqn_receive;
+                signature::report(device, cqn, wire_qpn(qp));
+                match piece {
                     Ok(payload) => {
                         if position.last {
                             qp.responder.jobs.pop_front();
@@ -804,7 +810,7 @@ fn read_piece(
     }
     let address = reth.address.wrapping_add(offset as u64);
     let purpose = Purpose::RemoteRead;
-    if lend {
+    if lend && !memory::is_signed(device, reth.rkey) {
         let range = Range {
             key: reth.rkey,
             address,

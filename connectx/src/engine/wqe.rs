@@ -7,10 +7,12 @@ use super::atomic;
 use crate::cmd::caps::Capabilities;
 use crate::ifc::context::mkc;
 use crate::ifc::wqe::{
-    BASIC_BLOCK, INVALID_LKEY, MMO_DMA, SEGMENT, av, completion, ctrl, data, raddr, send, umr_ctrl,
+    BASIC_BLOCK, INVALID_LKEY, MMO_DMA, SEGMENT, av, completion, ctrl, data, raddr, send, set_psv,
+    umr_ctrl,
 };
 use crate::objects::device::Host;
 use crate::objects::qp::{Qp, Service};
+use crate::objects::signature::Bsf;
 use crate::wire::packet::{Atomic, Rider};
 
 /// Longest WQE.
@@ -79,6 +81,11 @@ pub enum Operation {
     Update {
         key: u32,
     },
+    /// Gives a prediction signature value.
+    SetPsv {
+        psv: u32,
+        transient: u64,
+    },
 }
 
 /// Change of a memory key by a UMR WQE.
@@ -90,6 +97,8 @@ pub struct Update {
     pub context: [u8; mkc::SIZE],
     /// New entries inside the WQE.
     pub inline: Vec<u8>,
+    /// New BSF, if there is one.
+    pub bsf: SmallVec<[u8; Bsf::SIZE]>,
 }
 
 /// A send WQE.
@@ -123,7 +132,12 @@ impl Operation {
     pub fn is_local(self) -> bool {
         matches!(
             self,
-            Self::Nop | Self::Dump | Self::Invalidate { .. } | Self::Update { .. } | Self::Copy
+            Self::Nop
+                | Self::Dump
+                | Self::Invalidate { .. }
+                | Self::Update { .. }
+                | Self::SetPsv { .. }
+                | Self::Copy
         )
     }
 }
@@ -263,7 +277,7 @@ pub fn parse(service: Service, index: u16, blocks: u16, raw: &[u8]) -> Result<Wq
     let addressed = match service {
         Service::Dci => !matches!(
             opcode,
-            send::NOP | send::UMR | send::LOCAL_INVAL | send::DUMP | send::MMO
+            send::NOP | send::UMR | send::SET_PSV | send::LOCAL_INVAL | send::DUMP | send::MMO
         ),
         _ => service.is_datagram() && opcode != send::NOP,
     };
@@ -400,6 +414,13 @@ fn operation(opcode: u8, opmod: u8, immediate: u32, rest: &mut &[u8]) -> Result<
         }
         send::LOCAL_INVAL => Operation::Invalidate { key: immediate },
         send::UMR => Operation::Update { key: immediate },
+        send::SET_PSV => {
+            let segment = take(rest, set_psv::SIZE)?;
+            Operation::SetPsv {
+                psv: set_psv::psv_index.get32(segment),
+                transient: set_psv::transient_signature.get(segment),
+            }
+        }
         send::MMO if opmod == MMO_DMA => Operation::Copy,
         other => return Err(("opcode", u64::from(other), "an opcode that the device has")),
     })
@@ -411,6 +432,7 @@ fn key_update(wqe: &mut Wqe, mut rest: &[u8]) -> Result<(), Wrong> {
         control: [0; umr_ctrl::SIZE],
         context: [0; mkc::SIZE],
         inline: Vec::new(),
+        bsf: SmallVec::new(),
     };
     update
         .control
@@ -423,6 +445,15 @@ fn key_update(wqe: &mut Wqe, mut rest: &[u8]) -> Result<(), Wrong> {
         update.inline = take(&mut rest, entries)?.to_vec();
     } else if entries > 0 {
         wqe.gather.push(sge(take(&mut rest, SEGMENT)?));
+    }
+    let bsf = umr_ctrl::bsf_octowords.get(&update.control);
+    if bsf > 0 && !umr_ctrl::translation_offset_en.is_set(&update.control) {
+        let len = bsf as usize * SEGMENT;
+        if len > Bsf::SIZE || !umr_ctrl::is_inline.is_set(&update.control) {
+            let rule = "at most 2^log_max_bsf_list_size, and with the entries inside the WQE";
+            return Err(("bsf_octowords", bsf, rule));
+        }
+        update.bsf.extend_from_slice(take(&mut rest, len)?);
     }
     wqe.update = Some(Box::new(update));
     Ok(())

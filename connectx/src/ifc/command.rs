@@ -206,6 +206,18 @@ layout! {
     query_mkey_out(0x130) {
         mkc = 0x10[0; 512],
     }
+    /// CREATE_PSV (`create_psv_in`).
+    create_psv_in(0x10) {
+        num_psv = 0x08[0; 4],
+        pd = 0x09[0; 24],
+    }
+    /// CREATE_PSV (`create_psv_out`).
+    create_psv_out(0x20) {
+        psv0_index = 0x11[0; 24],
+        psv1_index = 0x15[0; 24],
+        psv2_index = 0x19[0; 24],
+        psv3_index = 0x1d[0; 24],
+    }
     /// CREATE_UMEM (`create_umem_in`).
     create_umem_in(0x30) {
         umem = 0x10[0; 256],

@@ -90,8 +90,56 @@ layout! {
         check_qpn = 0x00[4; 1],
         xlt_octowords = 0x04[0; 16],
         xlt_offset = 0x06[0; 16],
+        /// In the place of the offset, if there is none.
+        bsf_octowords = 0x06[0; 16],
         mkey_mask = 0x08[0; 64],
         xlt_offset_47_16 = 0x10[0; 32],
+    }
+    /// Segment of a SET_PSV (`mlx5_seg_set_psv`).
+    set_psv(0x10) {
+        psv_index = 0x01[0; 24],
+        syndrome = 0x04[0; 16],
+        transient_signature = 0x08[0; 64],
+    }
+    /// Byte stream format: which signatures a key's data has in memory and on the wire (`mlx5_bsf`).
+    bsf(0x40) {
+        bsf_size = 0x00[0; 2],
+        /// Both have the same block structure: `wire` is then what is copied from one to the other.
+        sbs = 0x00[3; 1],
+        check_byte_mask = 0x01[0; 8],
+        wire = 0x02[0; 8],
+        mem_bs_selector = 0x03[0; 8],
+        raw_data_size = 0x04[0; 32],
+        w_bfs = 0x08[0; 8],
+        w_psv = 0x09[0; 24],
+        m_bfs = 0x0c[0; 8],
+        m_psv = 0x0d[0; 24],
+        w_tfs_psv = 0x18[0; 32],
+        m_tfs_psv = 0x1c[0; 32],
+        w_inl = 0x20[0; 128],
+        m_inl = 0x30[0; 128],
+    }
+    /// What a BSF says of T10-DIF (`mlx5_bsf_inl`).
+    bsf_inl(0x10) {
+        valid = 0x00[0; 1],
+        sig_type = 0x08[0; 8],
+        repeat_block = 0x09[0; 1],
+        inc_reftag = 0x0d[1; 1],
+        escape = 0x0d[6; 2],
+        dif_app_bitmask_check = 0x0e[0; 16],
+    }
+    /// Completion queue entry that tells of a wrong signature (`mlx5_sig_err_cqe`; what it is of, of rdma-core's cq.c).
+    sig_err_cqe(0x40) {
+        expected_trans_sig = 0x10[0; 32],
+        actual_trans_sig = 0x14[0; 32],
+        expected_reftag = 0x18[0; 32],
+        actual_reftag = 0x1c[0; 32],
+        syndrome = 0x20[0; 16],
+        sig_type = 0x22[0; 8],
+        domain = 0x23[0; 8],
+        mkey = 0x24[0; 32],
+        err_offset = 0x28[0; 64],
+        qpn = 0x39[0; 24],
     }
     /// Next segment of a shared receive queue's WQE.
     srq_next(0x10) {
@@ -177,6 +225,7 @@ pub mod cqe_opcode {
     pub const RESP_SEND_IMM: u8 = 0x3;
     pub const RESP_SEND_INV: u8 = 0x4;
     pub const RESIZE_CQ: u8 = 0x5;
+    pub const SIG_ERR: u8 = 0xc;
     pub const REQ_ERR: u8 = 0xd;
     pub const RESP_ERR: u8 = 0xe;
     pub const INVALID: u8 = 0xf;
@@ -220,6 +269,8 @@ pub mod mkey_mask {
     pub const START_ADDR: u64 = 1 << 6;
     pub const PD: u64 = 1 << 7;
     pub const EN_RINVAL: u64 = 1 << 8;
+    pub const SIG_ERR: u64 = 1 << 9;
+    pub const BSF_ENABLE: u64 = 1 << 12;
     pub const KEY: u64 = 1 << 13;
     pub const QPN: u64 = 1 << 14;
     pub const LR: u64 = 1 << 17;

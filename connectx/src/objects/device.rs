@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Everything that one function holds.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,6 +13,7 @@ use super::memory::{Mkey, Umem};
 use super::pacing::{Element, Rate};
 use super::qp::Qp;
 use super::queue::{Cq, Eq, Srq};
+use super::signature::{Psv, SignatureError};
 use super::table::{Reuse, Table};
 use super::{Owned, Uctx};
 use crate::cmd::CommandQueue;
@@ -229,6 +231,8 @@ pub struct Counters {
     pub access_naks: u64,
     /// WQEs taken from a UAR page and not from memory.
     pub blueflame_wqes: u64,
+    /// Wrong signatures that completions told of.
+    pub signature_errors: u64,
 }
 
 /// Memory that the driver lends the device.
@@ -280,6 +284,10 @@ pub struct Device {
     pub umems: Table<Umem>,
     /// Memory keys, by index (the key without its low byte).
     pub mkeys: Table<Mkey>,
+    /// Prediction signature values.
+    pub psvs: Table<Psv>,
+    /// Wrong signatures that the access at hand has met.
+    pub signature_errors: RefCell<Vec<SignatureError>>,
     /// Event queues.
     pub eqs: Table<Eq>,
     /// Completion queues.
@@ -343,6 +351,8 @@ impl Device {
             umems: Table::new(1, (1 << Capabilities::LOG_MAX_UMEM) - 1),
             // Not from 4: 0x400 in the place of a key marks a pattern of entries (engine::indirect).
             mkeys: Table::new(8, (1 << Capabilities::LOG_MAX_MKEY) - 8),
+            psvs: Table::new(1, (1 << Capabilities::LOG_MAX_PSV) - 1),
+            signature_errors: RefCell::default(),
             eqs: Table::new(0, 1 << Capabilities::LOG_MAX_EQ),
             cqs: Table::new(0x40, (1 << Capabilities::LOG_MAX_CQ) - 0x40),
             qps: Table::new(0x40, (1 << Capabilities::LOG_MAX_QP) - 0x40),
@@ -375,12 +385,13 @@ impl Device {
     }
 
     /// Live objects that the driver makes and destroys, by kind.
-    pub fn objects(&self) -> [(&'static str, u64); 11] {
+    pub fn objects(&self) -> [(&'static str, u64); 12] {
         [
             ("uctx", self.uctxs.len() as u64),
             ("uar", self.uars.len() as u64),
             ("pd", self.pds.len() as u64),
             ("mkey", self.mkeys.len() as u64),
+            ("psv", self.psvs.len() as u64),
             ("memic", self.memic.len() as u64),
             ("umem", self.umems.len() as u64),
             ("eq", self.eqs.len() as u64),
@@ -407,6 +418,8 @@ impl Device {
         self.host.memic.clear();
         self.umems.clear();
         self.mkeys.clear();
+        self.psvs.clear();
+        self.signature_errors.take();
         self.eqs.clear();
         self.cqs.clear();
         self.qps.clear();
@@ -515,6 +528,7 @@ impl Device {
             ("rnr_naks", c.rnr_naks),
             ("access_naks", c.access_naks),
             ("blueflame_wqes", c.blueflame_wqes),
+            ("signature_errors", c.signature_errors),
         ]);
         counts
     }

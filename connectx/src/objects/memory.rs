@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use super::signature::{Bsf, Signature};
 use super::table::Weigh;
 use crate::ifc::be64_list;
 use crate::ifc::context::mkc;
@@ -243,6 +244,16 @@ pub struct Mkey {
     pub qpn: Option<u32>,
     /// UMEM whose pages it has.
     pub umem: Option<u32>,
+    /// Signatures of its data, if it can have any.
+    pub signature: Option<Box<Signature>>,
+}
+
+impl Mkey {
+    /// The BSF that accesses go by.
+    #[inline]
+    pub fn bsf(&self) -> Option<&Bsf> {
+        self.signature.as_ref()?.active()
+    }
 }
 
 impl Weigh for Buffer {

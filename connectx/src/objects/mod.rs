@@ -8,6 +8,7 @@ pub mod memory;
 pub mod pacing;
 pub mod qp;
 pub mod queue;
+pub mod signature;
 pub mod table;
 pub mod transition;
 

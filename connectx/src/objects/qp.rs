@@ -152,6 +152,8 @@ pub struct Decoded {
     pub max_reads_out: usize,
     pub max_reads_in: usize,
     pub qkey: u32,
+    /// A wrong signature stops the send queue once what has begun is done.
+    pub drain_sigerr: bool,
     /// Most bytes that a READ or atomic leaves in its completion.
     pub scatter_request: usize,
     /// Most bytes that a SEND leaves in the receiver's completion.
@@ -329,6 +331,7 @@ impl Decoded {
             max_reads_out: 1 << qpc::log_sra_max.get(context),
             max_reads_in: 1 << qpc::log_rra_max.get(context),
             qkey: qpc::q_key.get32(context),
+            drain_sigerr: qpc::drain_sigerr.is_set(context),
             // What is neither was refused when the queue pair was made.
             scatter_request: scatter_request(qpc::cs_req.get(context)).unwrap_or(0),
             scatter_response: scatter_response(qpc::cs_res.get(context)).unwrap_or(0),

@@ -44,6 +44,8 @@ pub mod optional {
     pub const Q_KEY: u32 = 1 << 5;
     pub const RNR_TIMEOUT: u32 = 1 << 6;
     pub const PM_STATE: u32 = 1 << 10;
+    /// `MLX5_QPC_OPT_MASK_INIT2INIT_DRAIN_SIGERR` of rdma-core's mlx5_ifc.h.
+    pub const DRAIN_SIGERR: u32 = 1 << 11;
     pub const LAG_TX_AFF: u32 = 1 << 15;
     pub const PRI_PORT: u32 = 1 << 16;
     pub const SRQN: u32 = 1 << 18;
@@ -77,7 +79,8 @@ pub fn optional_of(command: u16, service: Service) -> u32 {
         // All that there is is required (but what a service does not have); the driver sets no bits.
         opcode::RST2INIT_QP => LAG_TX_AFF,
         opcode::INIT2INIT_QP => {
-            rights | PKEY_INDEX | PRI_PORT | if_connected(LAG_TX_AFF) | if_datagram(Q_KEY)
+            let own = if_connected(LAG_TX_AFF | DRAIN_SIGERR) | if_datagram(Q_KEY);
+            rights | PKEY_INDEX | PRI_PORT | own
         }
         opcode::INIT2RTR_QP => {
             rights | PKEY_INDEX | if_connected(ALT_ADDR_PATH | LAG_TX_AFF) | if_datagram(Q_KEY)
@@ -179,6 +182,7 @@ pub fn merge(command: u16, opt_param_mask: u32, given: &[u8], context: &mut [u8]
         (optional::Q_KEY, &[qpc::q_key]),
         (optional::RNR_TIMEOUT, &[qpc::min_rnr_nak]),
         (optional::PM_STATE, &[qpc::pm_state]),
+        (optional::DRAIN_SIGERR, &[qpc::drain_sigerr]),
         (optional::COUNTER_SET_ID, &[qpc::counter_set_id]),
         (optional::PP_INDEX, &[qpc::packet_pacing_rate_limit_index]),
     ];

@@ -20,6 +20,7 @@ mod ownership;
 mod queues;
 mod refusals;
 mod scatter;
+mod signatures;
 mod states;
 mod syndromes;
 mod traffic;

@@ -26,6 +26,7 @@ struct User {
     xrcd: u32,
     umem: u32,
     mkey: u32,
+    psv: u32,
     cq: u32,
     qp: u32,
     sq: u32,
@@ -63,6 +64,13 @@ fn create_mkey(u: &User) -> Vec<u8> {
     set(c, mkc::pd, u.pd);
     set(c, mkc::len, 4096u64);
     set(c, mkc::log_page_size, 12u64);
+    create
+}
+
+fn create_psv(u: &User) -> Vec<u8> {
+    let mut create = input(op::CREATE_PSV, 16);
+    set(&mut create, command::create_psv_in::num_psv, 1u64);
+    set(&mut create, command::create_psv_in::pd, u.pd);
     create
 }
 
@@ -207,6 +215,7 @@ fn user(guest: &mut Guest) -> User {
     let command = create_umem(guest);
     u.umem = make(guest, command);
     u.mkey = make(guest, create_mkey(&u));
+    u.psv = command::create_psv_out::psv0_index.get32(&guest.ok(create_psv(&u), 32));
     let command = create_cq(guest, &u);
     u.cq = make(guest, command);
     u.rmp = make(guest, create_rmp(&u));
@@ -236,6 +245,7 @@ fn cases(guest: &mut Guest, alice: &User, bob: &User) -> Vec<(&'static str, Vec<
     cases.extend([
         ("mkey pd", create_mkey(&pd)),
         ("mkey umem", create_mkey(&umem)),
+        ("psv pd", create_psv(&pd)),
         ("cq uar", create_cq(guest, &uar)),
         ("qp pd", create_qp(&pd, 0)),
         ("qp uar", create_qp(&uar, 0)),
@@ -359,6 +369,7 @@ fn cases(guest: &mut Guest, alice: &User, bob: &User) -> Vec<(&'static str, Vec<
         ("destroy", on(op::DESTROY_RMP, a.rmp, 16)),
         ("destroy", on(op::DESTROY_CQ, a.cq, 16)),
         ("destroy", on(op::DESTROY_MKEY, a.mkey, 16)),
+        ("destroy", on(op::DESTROY_PSV, a.psv, 16)),
         ("destroy", on(op::DESTROY_UMEM, a.umem, 16)),
         ("dealloc", on(op::DEALLOC_XRCD, a.xrcd, 16)),
         ("dealloc", on(op::DEALLOC_PD, a.pd, 16)),
@@ -389,7 +400,7 @@ pub fn no_command_takes_another_user_s_object() {
     // Nothing has come of it.
     let after = guest.hca.with_device(|device| device.counts());
     let kinds = [
-        "uctx", "uar", "pd", "mkey", "umem", "cq", "qp", "srq", "xrcd",
+        "uctx", "uar", "pd", "mkey", "psv", "umem", "cq", "qp", "srq", "xrcd",
     ];
     let objects = |counts: &[(&'static str, u64)]| -> Vec<_> {
         counts

@@ -23,11 +23,11 @@ use crate::guest::{
 use crate::hostile::{Random, any_input, wild};
 use crate::{
     atomics, blueflame, bounds, device_memory, dynamic, errors, faults, hostile, kept, lifecycle,
-    ownership, queues, scatter, states, syndromes, traffic,
+    ownership, queues, scatter, signatures, states, syndromes, traffic,
 };
 
 /// Places that are provoked. It can only go up: a new place comes with what provokes it.
-const PROVOKED: usize = 118;
+const PROVOKED: usize = 122;
 
 /// Parts of the model that refuse what drivers do; the others are its own programs and the stand-in GPU.
 const PARTS: [&str; 3] = ["cmd", "engine", "objects"];
@@ -382,6 +382,8 @@ fn provocations() {
         queues::a_umem_of_another_user_is_refused,
         queues::a_queue_moves_to_larger_memory_without_losing_anything,
         scatter::what_does_not_fit_an_entry_is_refused,
+        signatures::a_format_that_is_none_is_refused,
+        signatures::a_key_without_its_values_or_room_is_refused,
         states::every_command_in_every_state,
         states::every_optional_parameter_of_every_transition,
         syndromes::every_failure_is_earned,

@@ -38,6 +38,8 @@ mod opt {
     pub const Q_KEY: u32 = 1 << 5;
     pub const RNR_TIMEOUT: u32 = 1 << 6;
     pub const PM_STATE: u32 = 1 << 10;
+    /// Of rdma-core's mlx5_ifc.h.
+    pub const DRAIN_SIGERR: u32 = 1 << 11;
     pub const LAG_TX_AFF: u32 = 1 << 15;
     pub const PRI_PORT: u32 = 1 << 16;
     pub const SRQN: u32 = 1 << 18;
@@ -163,8 +165,8 @@ fn options(service: u64, op: u16) -> u32 {
     use opt::*;
     let common = match (service, op) {
         (_, RST2INIT_QP) => LAG_TX_AFF,
-        (RC, INIT2INIT_QP) => RRE | RAE | RWE | PKEY_INDEX | PRI_PORT | LAG_TX_AFF,
-        (UC, INIT2INIT_QP) => RWE | PKEY_INDEX | PRI_PORT | LAG_TX_AFF,
+        (RC, INIT2INIT_QP) => RRE | RAE | RWE | PKEY_INDEX | PRI_PORT | LAG_TX_AFF | DRAIN_SIGERR,
+        (UC, INIT2INIT_QP) => RWE | PKEY_INDEX | PRI_PORT | LAG_TX_AFF | DRAIN_SIGERR,
         (UD, INIT2INIT_QP) => PKEY_INDEX | Q_KEY | PRI_PORT,
         (RC, INIT2RTR_QP) => ALT_ADDR_PATH | RRE | RAE | RWE | PKEY_INDEX | LAG_TX_AFF,
         (UC, INIT2RTR_QP) => ALT_ADDR_PATH | RWE | PKEY_INDEX | LAG_TX_AFF,
