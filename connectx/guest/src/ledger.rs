@@ -140,7 +140,7 @@ fn name_pages(ram: &Ram, owner: Owner, list: &[u8], log_page_size: u32) {
 }
 
 fn name_memory(ram: &Ram, owner: Owner, op: u16, input: &[u8]) {
-    let pages = |list, log| name_pages(ram, owner, list, log);
+    let pages = |list: &[u8], log| name_pages(ram, owner, list, log);
     let record = |address| ram.watch(|watch| watch.name(owner, address, 8));
     match op {
         opcode::CREATE_UMEM => {
@@ -158,7 +158,11 @@ fn name_memory(ram: &Ram, owner: Owner, op: u16, input: &[u8]) {
                 ram.watch(|watch| watch.name_all(owner));
             } else if listed {
                 let log = mkc::log_page_size.get32(context);
-                pages(create_mkey_in::pas.tail(input), log);
+                let list = create_mkey_in::pas.tail(input);
+                // With it, a page that may neither be read nor written is none.
+                let rights = create_mkey_in::pg_access.is_set(input);
+                let there = be64_list(list).filter(|entry| !rights || entry & 3 != 0);
+                pages(&there.flat_map(u64::to_be_bytes).collect::<Vec<_>>(), log);
             }
         }
         opcode::CREATE_EQ => {

@@ -7,12 +7,14 @@
 
 mod ledger;
 mod notes;
+mod paging;
 mod ram;
 mod shape;
 mod watch;
 
 pub use ledger::Ledger;
 pub use notes::refusals_of;
+pub use paging::{PageFault, Pager, READ, WRITE};
 pub use ram::{BASE, Ram, SIZE};
 pub use shape::{Shape, Srq, address_vector};
 pub use watch::{Owner, Stray, Watch};

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Start-up, shutdown and identification of the function.
 
-use super::caps::{ATOMIC, DEVICE_MEMORY, EMPTY, GENERAL, GENERAL_2, QOS};
+use super::caps::{ATOMIC, DEVICE_MEMORY, EMPTY, GENERAL, GENERAL_2, ODP, QOS};
 use super::{Reject, Reply, Request, ok};
-use crate::ifc::cap::atomic_caps;
+use crate::ifc::cap::{atomic_caps, odp_cap};
 use crate::ifc::command::{
     query_adapter_out, query_hca_cap_out, query_issi_out, set_hca_cap_in, set_issi_in,
 };
@@ -84,6 +84,10 @@ pub(super) fn query_hca_cap(device: &mut Device, request: &Request<'_>) -> Resul
             group = device.caps.atomic();
             &group
         }
+        ODP => {
+            group = device.caps.odp(current);
+            &group
+        }
         QOS => {
             group = device.caps.qos();
             &group
@@ -124,6 +128,19 @@ pub(super) fn set_hca_cap(device: &mut Device, request: &Request<'_>) -> Result<
             let given = set_hca_cap_in::capability.tail(request.input);
             device.caps.atomic_host_order =
                 atomic_caps::atomic_req_8B_endianness_mode.get(given) == 1;
+            Ok(ok(16))
+        }
+        ODP => {
+            let given = set_hca_cap_in::capability.tail(request.input);
+            let (most, now) = (device.caps.odp(false), device.caps.odp(true));
+            let can = most.iter().zip(&now).map(|(most, now)| most | now);
+            let beyond = can.zip(given).find(|(can, given)| **given & !can != 0);
+            if let Some((_, given)) = beyond {
+                let rule = "only services and a scheme that the device has";
+                return Err(Reject::param("odp_cap", *given, rule));
+            }
+            device.caps.memory_page_faults =
+                given.len() >= odp_cap::SIZE && odp_cap::mem_page_fault.is_set(given);
             Ok(ok(16))
         }
         kind => Err(Reject::new(

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What the device says it can do.
 
-use crate::ifc::cap::{atomic_caps, cmd_hca_cap as cap, cmd_hca_cap_2, qos_cap};
+use crate::ifc::cap::{atomic_caps, cmd_hca_cap as cap, cmd_hca_cap_2, odp_cap, qos_cap};
 
 /// Capability types of QUERY_HCA_CAP, `MLX5_CAP_*` of `include/linux/mlx5/device.h`.
 pub const GENERAL: u16 = 0;
 /// See [`GENERAL`].
 pub const ATOMIC: u16 = 3;
 
+/// See [`GENERAL`].
+pub const ODP: u16 = 2;
 /// See [`GENERAL`].
 pub const QOS: u16 = 0xc;
 /// See [`GENERAL`].
@@ -17,9 +19,8 @@ pub const DEVICE_MEMORY: u16 = 0xf;
 
 /// Groups whose capabilities the device has none of. Firmware answers for them all the same: who asks for a group before
 /// the general capability that goes with it (rdma-core's tests do, for flow tables) finds zeros.
-pub const EMPTY: [u16; 4] = [
+pub const EMPTY: [u16; 3] = [
     1, // MLX5_CAP_ETHERNET_OFFLOADS
-    2, // MLX5_CAP_ODP
     4, // MLX5_CAP_ROCE
     7, // MLX5_CAP_FLOW_TABLE
 ];
@@ -33,6 +34,8 @@ pub struct Capabilities {
     pub current: Vec<u8>,
     /// Atomics give their result in the host's byte order, which the driver asks for; otherwise big-endian.
     pub atomic_host_order: bool,
+    /// Page faults are reported by the memory scheme, which the driver asks for; otherwise not at all.
+    pub memory_page_faults: bool,
 }
 
 impl Capabilities {
@@ -126,7 +129,10 @@ impl Capabilities {
             (cap::log_max_msg, u64::from(Self::LOG_MAX_MSG)),
             (cap::cqe_version, 1),
             (cap::compact_address_vector, 1),
-            (cap::umr_indirect_mkey_disabled, 1),
+            (cap::pg, 1),
+            (cap::fixed_buffer_size, 1),
+            (cap::null_mkey, 1),
+            (cap::umr_extended_translation_offset, 1),
             (cap::atomic, 1),
             (cap::sctr_data_cqe, 1),
             (cap::cq_oi, 1),
@@ -195,6 +201,7 @@ impl Capabilities {
             max: general.clone(),
             current: general,
             atomic_host_order: false,
+            memory_page_faults: false,
         }
     }
 
@@ -236,6 +243,31 @@ impl Capabilities {
         cmd_hca_cap_2::send_dbr_mode_no_dbr_ext.set(&mut caps, 1);
         let log_max_qp = u64::from(Self::LOG_MAX_QP);
         cmd_hca_cap_2::log_max_send_dbr_less_qp_sq.set(&mut caps, log_max_qp);
+        caps
+    }
+
+    /// Capabilities of on-demand paging, at most or as in force. There is one scheme, which the driver has to turn on.
+    pub fn odp(&self, current: bool) -> Vec<u8> {
+        // Bits of `odp_per_transport_service_cap`.
+        const SEND: u64 = 0b10_0000;
+        const ALL: u64 = 0b11_1111;
+        let mut caps = vec![0; odp_cap::SIZE];
+        if !cap::pg.is_set(&self.current) {
+            return caps;
+        }
+        for (field, value) in [
+            (odp_cap::memory_page_prefetch, 1),
+            (odp_cap::memory_rc, ALL),
+            (odp_cap::memory_ud, SEND),
+            (odp_cap::memory_xrc, ALL),
+            (odp_cap::memory_dc, ALL),
+            (
+                odp_cap::mem_page_fault,
+                u64::from(!current || self.memory_page_faults),
+            ),
+        ] {
+            field.set(&mut caps, value);
+        }
         caps
     }
 

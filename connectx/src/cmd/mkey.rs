@@ -1,12 +1,18 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Memory keys.
 
-use super::{Reject, Reply, Request, admit, listed_pages, ok, ok_object, when};
+use std::sync::Arc;
+
+use super::{Reject, Reply, Request, admit, admit_entries, listed_pages, ok, ok_object, when};
+use crate::ifc::be64_list;
 use crate::ifc::command::{create_mkey_in, query_mkey_out};
 use crate::ifc::context::mkc;
 use crate::objects::device::Device;
 use crate::objects::memic;
-use crate::objects::memory::{Access, KeyEntry, Mkey, Pages, Translation, key_entries, key_length};
+use crate::objects::memory::{
+    ABSENT, Access, KeyEntry, Mkey, Pages, READ_ONLY, Translation, key_entries, key_length,
+    page_entry,
+};
 use crate::objects::signature::{Bsf, Signature};
 
 /// `mkc.access_mode`, `MLX5_MKC_ACCESS_MODE_*`.
@@ -18,7 +24,7 @@ mod mode {
     pub const MEMIC: u64 = 5;
 }
 
-const MODES: &str = "0 PA, 1 MTT, 2 KLM or 5 MEMIC";
+const MODES: &str = "0 PA, 1 MTT, 2 KLM, 3 KSM or 5 MEMIC";
 
 /// Most translation entries of a key, in octowords: 64 GiB in 4 KiB pages.
 const MAX_OCTOWORDS: u64 = 1 << 23;
@@ -42,18 +48,19 @@ fn translation(
         // A key made free gets its entries by work requests; what it has room for is settled here.
         mode::MTT if mkc::free.is_set(context) => Ok(Translation::Pages {
             pages: Pages {
-                addresses: vec![0; room(context)? * 2].into(),
+                addresses: vec![ABSENT; room(device, context)? * 2].into(),
                 log_size: mkc::log_page_size.get32(context).clamp(12, 31),
             },
             page_offset: 0,
         }),
-        mode::KLMS if mkc::free.is_set(context) => {
+        mode @ (mode::KLMS | mode::KSM) if mkc::free.is_set(context) => {
             let none = KeyEntry {
                 len: 0,
                 key: 0,
                 address: 0,
             };
-            Ok(Translation::Keys(vec![none; room(context)?].into()))
+            let entries = vec![none; room(device, context)?].into();
+            Ok(indirect(mode, context, entries))
         }
         mode::MTT => page_translation(device, request, context),
         mode @ (mode::KLMS | mode::KSM) => {
@@ -63,10 +70,7 @@ fn translation(
                 octowords,
                 "the list has as many entries as it says",
             ))?;
-            if mode == mode::KSM {
-                return Err(Reject::param("access_mode", mode, MODES));
-            }
-            Ok(Translation::Keys(key_entries(list).collect()))
+            Ok(indirect(mode, context, key_entries(list).collect()))
         }
         mode::MEMIC => {
             // The start address is where the memory lies in the BAR; what is addressed counts from 0 (dm.c, mr.c of mlx5_ib).
@@ -101,16 +105,26 @@ fn signature(context: &[u8]) -> Result<Option<Box<Signature>>, Reject> {
     })))
 }
 
-/// Entries that a free key has room for, in octowords.
-fn room(context: &[u8]) -> Result<usize, Reject> {
-    /// The capability `log_max_klm_list_size`.
-    const MOST: u64 = 1 << 16;
-    let octowords = mkc::translations_octword_size.get(context);
-    if octowords > MOST {
-        let field = "translations_octword_size";
-        let rule = "at most 2^log_max_klm_list_size";
-        return Err(Reject::param(field, octowords, rule));
+/// A list of keys.
+fn indirect(mode: u64, context: &[u8], entries: Arc<[KeyEntry]>) -> Translation {
+    match mode {
+        mode::KSM => Translation::Fixed {
+            entries,
+            log_size: mkc::log_page_size.get32(context).max(12),
+        },
+        _ => Translation::Keys(entries),
     }
+}
+
+/// Entries that a free key has room for, in octowords.
+fn room(device: &Device, context: &[u8]) -> Result<usize, Reject> {
+    let octowords = mkc::translations_octword_size.get(context);
+    if octowords > MAX_OCTOWORDS {
+        let field = "translations_octword_size";
+        return Err(Reject::param(field, octowords, "at most 2^23"));
+    }
+    // Looked at before there is a list to weigh.
+    admit_entries(device, octowords as usize * 2)?;
     Ok(octowords as usize)
 }
 
@@ -122,11 +136,28 @@ fn page_translation(
     let input = request.input;
     // For MTTs the context counts single bytes: the field is the whole log, not one above 4 KiB.
     let log_size = mkc::log_page_size.get32(context);
-    if !(12..=31).contains(&log_size) {
-        return Err(Reject::param("log_page_size", log_size, "12 to 31"));
+    if log_size < 12 {
+        return Err(Reject::param("log_page_size", log_size, "at least 12"));
     }
     let start = mkc::start_addr.get(context);
     let len = mkc::len.get(context);
+    // Only with it do the entries say what may be done with their pages, and which are not there.
+    let rights = create_mkey_in::pg_access.is_set(input);
+    let listed = create_mkey_in::pas.tail(input);
+    if rights && mkc::length64.is_set(context) {
+        // All addresses, of which only the first have entries: the driver's keys that stand for no memory.
+        let octowords = create_mkey_in::translations_octword_actual_size.get(input);
+        let within = (1u64 << log_size) - 1;
+        let entries = be64_list(listed).take(octowords as usize * 2);
+        let pages = entries.map(|entry| page_entry(entry) & (!within | ABSENT | READ_ONLY));
+        return Ok(Translation::Pages {
+            pages: Pages {
+                addresses: pages.collect(),
+                log_size,
+            },
+            page_offset: start & within,
+        });
+    }
     if mkc::length64.is_set(context) || start.checked_add(len).is_none() {
         return Err(Reject::param(
             "len",
@@ -140,7 +171,12 @@ fn page_translation(
         input,
         create_mkey_in::mkey_umem_id,
     ) else {
-        let pages = listed_pages(create_mkey_in::pas.tail(input), log_size, within, len)?;
+        let mut pages = listed_pages(listed, log_size, within, len)?;
+        if rights {
+            let missing = |(page, entry)| page | page_entry(entry) & (ABSENT | READ_ONLY);
+            let entries = pages.addresses.iter().copied().zip(be64_list(listed));
+            pages.addresses = entries.map(missing).collect();
+        }
         return Ok(Translation::Pages {
             pages,
             page_offset: within,

@@ -14,6 +14,7 @@ mod mad;
 mod memic;
 mod mkey;
 mod multicast;
+mod odp;
 mod pages;
 mod pp;
 mod psv;
@@ -267,6 +268,8 @@ const COMMANDS: &[Command] = commands! {
     MODIFY_GENERAL_OBJECT,    16 / 16,   Initialised, user   => general::modify;
     QUERY_GENERAL_OBJECT,     16 / 16,   Initialised, user   => general::query;
     DESTROY_GENERAL_OBJECT,   16 / 16,   Initialised, user   => general::destroy;
+    PAGE_FAULT_RESUME,        16 / 8,    Initialised, driver => odp::resume;
+    QUERY_SPECIAL_CONTEXTS,   16 / 32,   Initialised, driver => odp::query_special_contexts;
     ALLOC_MEMIC,              32 / 16,   Initialised, driver => memic::alloc;
     DEALLOC_MEMIC,            32 / 8,    Initialised, driver => memic::dealloc;
     MODIFY_MEMIC,             64 / 64,   Initialised, driver => memic::modify;
@@ -457,7 +460,11 @@ fn listed_pages(list: &[u8], log_page_size: u32, start: u64, len: u64) -> Result
 
 /// Checks that there is room for what a new object, or an object's new lists, would hold.
 fn admit(device: &Device, object: &impl Weigh) -> Result<(), Reject> {
-    let held = device.translations() + object.entries();
+    admit_entries(device, object.entries())
+}
+
+fn admit_entries(device: &Device, entries: usize) -> Result<(), Reject> {
+    let held = device.translations() + entries;
     if held <= TRANSLATIONS {
         return Ok(());
     }
@@ -465,7 +472,7 @@ fn admit(device: &Device, object: &impl Weigh) -> Result<(), Reject> {
         Status::NoResources,
         "translation entries",
         held as u64,
-        "page lists and key lists of all objects have at most 2^24 entries",
+        "page lists and key lists of all objects have at most 2^25 entries",
         "connectx/src/objects/device.rs, TRANSLATIONS",
     ))
 }

@@ -260,8 +260,9 @@ pub(crate) fn insert_qp(device: &mut Device, qp: Qp) -> Option<u32> {
 
 /// Takes away a queue pair or send queue, and what refers to it.
 pub(crate) fn remove(device: &mut Device, number: u32) {
-    if let Some(qp) = device.qps.remove(number) {
+    if let Some(mut qp) = device.qps.remove(number) {
         device.timers.forget(&qp);
+        device.page_faults.forget(&mut qp);
         count(device, &qp.decoded, &qp.umems, |refs| {
             refs.saturating_sub(1)
         });
@@ -412,6 +413,7 @@ pub(super) fn reset(device: &mut Device, qpn: u32) {
         return;
     };
     device.timers.forget(qp);
+    device.page_faults.forget(qp);
     if let Dc::Initiator(initiator) = &mut qp.dc {
         initiator.reset();
     }

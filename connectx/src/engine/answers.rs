@@ -9,7 +9,7 @@ use super::lent::Data;
 use super::memory::Denied;
 use super::requester::{Flight, accessor, local_failure, told};
 use super::timer::{ack_timeout, rnr_delay};
-use super::{atomic, receive_queue};
+use super::{atomic, odp, receive_queue};
 use crate::ifc::wqe::{completion, syndrome};
 use crate::objects::device::Device;
 use crate::objects::qp::{Qp, State};
@@ -59,7 +59,10 @@ pub fn timer(device: &mut Device, qp: &mut Qp, now: Instant) {
         .is_some_and(|deadline| deadline <= now)
     {
         qp.requester.deadline = None;
-        retry(device, qp);
+        // Who waits for a page sends everything again when it is there.
+        if qp.requester.page_fault.is_none() {
+            retry(device, qp);
+        }
     }
     let requester = &qp.requester;
     let wanted = [
@@ -208,9 +211,11 @@ fn read_response(
     let result = if data.len() != expected || position.last != ends {
         Err(Failure::new(syndrome::BAD_RESP, vendor::REMOTE_INVALID))
     } else {
+        let half = odp::Half::Requester { flight: flight.id };
         match scatter(device, qp, flight, offset, data) {
             // As if it had not come: a NAK comes in its place.
             Err(Denied::Sender) => return,
+            Err(denied) if odp::wait(device, qp, half, denied, 0) => return,
             result => result.map_err(local_failure),
         }
     };
@@ -239,7 +244,11 @@ fn atomic_response(device: &mut Device, qp: &mut Qp, psn_: u32, original: u64) {
     let len = flight.wqe.len;
     let bytes = atomic::to_bytes(original, len, device.caps.atomic_host_order);
     let bytes = bytes.get(..len as usize).unwrap_or(&bytes);
-    let result = scatter(device, qp, flight, 0, bytes.into()).map_err(local_failure);
+    let half = odp::Half::Requester { flight: flight.id };
+    let result = match scatter(device, qp, flight, 0, bytes.into()) {
+        Err(denied) if odp::wait(device, qp, half, denied, 0) => return,
+        result => result.map_err(local_failure),
+    };
     told(device, qp);
     let Some(flight) = qp.requester.flights.get_mut(index) else {
         return;

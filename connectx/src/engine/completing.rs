@@ -88,6 +88,7 @@ fn report(
 /// What cannot be sent by a service without acknowledgements is nothing to the receive queue (IBA 10.3.1.5, SQE).
 fn stop_sending(device: &mut Device, qp: &mut Qp) {
     qp.state = State::SendQueueError;
+    device.page_faults.forget(qp);
     flush_send(device, qp);
 }
 
@@ -108,6 +109,7 @@ pub fn enter_error(device: &mut Device, qp: &mut Qp, event_type: Option<u8>) {
     }
     qp.requester.deadline = None;
     qp.requester.pause_until = None;
+    device.page_faults.forget(qp);
     flush_send(device, qp);
     receive_queue::flush(device, qp);
     if qp.service == Service::Dcr {

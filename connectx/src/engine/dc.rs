@@ -260,6 +260,7 @@ fn open(device: &mut Device, number: u32, peer: Peer, packet: &Packet) {
 fn close(device: &mut Device, number: u32) {
     if let Some(mut qp) = device.qps.borrow_out(number) {
         receive_queue::flush(device, &mut qp);
+        device.page_faults.forget(&mut qp);
         qp.state = State::Reset;
         device.qps.put_back(number, qp);
     }

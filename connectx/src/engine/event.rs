@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Events: entries in event queues, and interrupts.
 
-use crate::ifc::event::{eqe, kind};
+use crate::ifc::event::{eqe, kind, page_fault};
 use crate::objects::device::Device;
 
 /// Kind of queue in an affiliated event (`mlx5_eqe_qp_srq.type`).
 const QUEUE_TYPE_QP: u64 = 0;
 
-/// Writes an entry to one event queue and interrupts if it is armed.
-fn post(device: &mut Device, eqn: u32, mut entry: [u8; eqe::SIZE]) {
+/// Writes an entry to one event queue and interrupts if it is armed. `false` if the queue cannot take it.
+fn post(device: &mut Device, eqn: u32, mut entry: [u8; eqe::SIZE]) -> bool {
     let Some(eq) = device.eqs.get_mut(eqn) else {
-        return;
+        return false;
     };
     if eq.write_failed {
-        return;
+        return false;
     }
     let size = 1 << eq.log_size;
     if eq.producer.wrapping_sub(eq.consumer) & 0xff_ffff >= size {
@@ -26,13 +26,13 @@ fn post(device: &mut Device, eqn: u32, mut entry: [u8; eqe::SIZE]) {
             "the driver takes events before the queue is full",
             "PRM EQC",
         );
-        return;
+        return false;
     }
     let owner = (eq.producer >> eq.log_size) & 1;
     eqe::owner.set(&mut entry, u64::from(owner));
     let slot = u64::from(eq.producer & (size - 1)) * eqe::SIZE as u64;
     let Some((addr, _)) = eq.buffer.locate(slot) else {
-        return;
+        return false;
     };
     let last = eqe::SIZE - 1;
     // The owner bit makes the entry valid, so it must be seen last.
@@ -50,12 +50,13 @@ fn post(device: &mut Device, eqn: u32, mut entry: [u8; eqe::SIZE]) {
             rule,
             "PRM EQC",
         );
-        return;
+        return false;
     }
     eq.producer = eq.producer.wrapping_add(1);
     if std::mem::take(&mut eq.armed) {
         device.host.interrupt(eq.vector);
     }
+    true
 }
 
 /// Posts an asynchronous event to every queue that takes its type. False if none does.
@@ -66,10 +67,11 @@ fn broadcast(device: &mut Device, event_type: u8, entry: [u8; eqe::SIZE]) -> boo
         .filter(|(_, eq)| eq.takes(event_type))
         .map(|(eqn, _)| eqn)
         .collect();
+    let mut told = false;
     for &eqn in &takers {
-        post(device, eqn, entry);
+        told |= post(device, eqn, entry);
     }
-    !takers.is_empty()
+    told
 }
 
 fn entry(event_type: u8) -> [u8; eqe::SIZE] {
@@ -112,6 +114,38 @@ pub fn target(device: &mut Device, event_type: u8, dctn: u32) {
     let mut entry = entry(event_type);
     eqe::dctn.set(&mut entry, u64::from(dctn));
     broadcast(device, event_type, entry);
+}
+
+/// A range under a key that somebody waits for.
+pub struct Demand {
+    /// By which the driver answers.
+    pub token: u64,
+    /// The key.
+    pub key: u32,
+    /// Where it begins.
+    pub address: u64,
+    /// Pages of 4 KiB without which nothing goes on.
+    pub pages: u64,
+    /// Pages behind them that will be needed next.
+    pub after: u64,
+}
+
+/// Memory that a key covers is not there. False if nobody heard it.
+pub fn page_fault(device: &mut Device, demand: Demand) -> bool {
+    let mut entry = entry(kind::PAGE_FAULT);
+    for (field, value) in [
+        (eqe::event_sub_type, u64::from(page_fault::MEMORY)),
+        (eqe::page_fault_flags, u64::from(page_fault::LAST)),
+        (eqe::page_fault_post_demand_pages, demand.after),
+        (eqe::page_fault_token_47_32, demand.token >> 32),
+        (eqe::page_fault_token_31_0, demand.token & 0xffff_ffff),
+        (eqe::page_fault_demand_pages, demand.pages),
+        (eqe::page_fault_mkey, u64::from(demand.key)),
+        (eqe::page_fault_va, demand.address),
+    ] {
+        field.set(&mut entry, value);
+    }
+    broadcast(device, kind::PAGE_FAULT, entry)
 }
 
 /// A completion queue failed.

@@ -99,7 +99,11 @@ fn objection(
         let rule = "only a UMR queue pair moves keys between protection domains";
         return Some(("mkey_mask", rule));
     }
-    if !driver && entries > 0 && !matches!(key.translation, Translation::Keys(_)) {
+    let indirect = matches!(
+        key.translation,
+        Translation::Keys(_) | Translation::Fixed { .. }
+    );
+    if !driver && entries > 0 && !indirect {
         return Some(("fre", "page entries are the driver's to write"));
     }
     let room = key.signature.as_ref().map_or(0, |signature| signature.room);
@@ -260,8 +264,13 @@ fn change(key: &mut Mkey, mask: u64, given: &[u8]) {
     if mask & mkey_mask::QPN != 0 {
         key.qpn = Some(mkc::qpn.get32(context)).filter(|qpn| *qpn != ANY_QP);
     }
-    if let Translation::Pages { pages, page_offset } = &mut key.translation {
-        pages.log_size = mkc::log_page_size.get32(context).clamp(12, 31);
-        *page_offset = key.start & ((1 << pages.log_size) - 1);
+    let log = mkc::log_page_size.get32(context);
+    match &mut key.translation {
+        Translation::Pages { pages, page_offset } => {
+            pages.log_size = log.clamp(12, 31);
+            *page_offset = key.start & ((1 << pages.log_size) - 1);
+        }
+        Translation::Fixed { log_size, .. } => *log_size = log.max(12),
+        _ => {}
     }
 }

@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use super::completing;
 use super::memory::{self, Accessor, Denied, PieceFn, Purpose};
+use super::odp;
 use super::requester::{accessor, local_failure};
 use super::responder;
 use super::wqe::part;
@@ -282,13 +283,18 @@ pub fn failed(device: &mut Device, lender: Lender, denied: Denied) -> bool {
     match lender {
         Lender::Request { qpn, flight, .. } => {
             if let Some(mut qp) = device.qps.borrow_out(qpn) {
-                qp.requester.fail(flight, local_failure(denied));
-                completing::complete(device, &mut qp);
+                let half = odp::Half::Requester { flight };
+                if !odp::wait(device, &mut qp, half, denied, 0) {
+                    qp.requester.fail(flight, local_failure(denied));
+                    completing::complete(device, &mut qp);
+                }
                 device.qps.put_back(qpn, qp);
                 device.schedule(qpn);
             }
             false
         }
+        // The page was taken away between the look at it and this: as if the packet were lost, it is asked for again.
+        Lender::Response { .. } if matches!(denied, Denied::Absent { .. }) => false,
         Lender::Response { qpn, .. } => {
             if let Some(mut qp) = device.qps.borrow_out(qpn) {
                 responder::refuse(device, &mut qp, Nak::RemoteAccess);

@@ -7,7 +7,7 @@ use super::signature;
 use super::wqe::Sge;
 use crate::objects::device::{Device, Host};
 use crate::objects::memic;
-use crate::objects::memory::{Access, Mkey, Translation};
+use crate::objects::memory::{Access, Mkey, NULL_MKEY, Translation};
 use crate::objects::table::Table;
 use crate::platform::DmaFault;
 use crate::wire::packet::Reth;
@@ -34,6 +34,10 @@ impl Purpose {
         }
     }
 
+    fn writes(self) -> bool {
+        !matches!(self, Self::LocalRead | Self::RemoteRead)
+    }
+
     fn field(self) -> &'static str {
         match self {
             Self::LocalRead => "lr",
@@ -47,6 +51,7 @@ impl Purpose {
 
 /// Why an access is denied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
 pub enum Denied {
     /// No such key, or its variant byte differs, or it is free.
     Key,
@@ -62,6 +67,8 @@ pub enum Denied {
     Signature,
     /// Memory could not be reached.
     Dma,
+    /// A page is not there now: the key that has it, the address under that, and the bytes that are needed from there.
+    Absent { key: u32, address: u64, len: u64 },
     /// The memory that a packet's data lies in was taken away while it was delivered: nobody's fault here.
     Sender,
 }
@@ -137,16 +144,40 @@ fn examine(
     Ok(key)
 }
 
+/// How far a translation may go, and whether its pages must be writable.
+#[derive(Clone, Copy)]
+struct How {
+    depth: u32,
+    write: bool,
+}
+
+impl How {
+    fn of(purpose: Purpose) -> Self {
+        Self {
+            depth: MAX_DEPTH,
+            write: purpose.writes(),
+        }
+    }
+
+    /// One key deeper.
+    fn deeper(self) -> Option<Self> {
+        Some(Self {
+            depth: self.depth.checked_sub(1)?,
+            ..self
+        })
+    }
+}
+
 /// Calls `f` with the bus address and the part of the range for each piece that is contiguous in memory.
 fn walk(
     keys: &Table<Mkey>,
     key: &Mkey,
-    address: u64,
-    len: u64,
-    depth: u32,
+    range: Range,
+    how: How,
     f: &mut dyn FnMut(u64, std::ops::Range<usize>) -> Result<(), Denied>,
     done: usize,
 ) -> Result<(), Denied> {
+    let Range { address, len, .. } = range;
     match &key.translation {
         Translation::Physical => f(address, done..done + len as usize),
         Translation::Device { start } => f(
@@ -160,6 +191,13 @@ fn walk(
                     .wrapping_sub(key.start)
                     .wrapping_add(*page_offset)
                     .wrapping_add(at);
+                if pages.is_absent(offset, how.write) {
+                    return Err(Denied::Absent {
+                        key: range.key,
+                        address: address.wrapping_add(at),
+                        len: len - at,
+                    });
+                }
                 let (bus, left) = pages.locate(offset).ok_or(Denied::Translation)?;
                 let piece = left.min(len - at);
                 f(bus, done + at as usize..done + (at + piece) as usize)?;
@@ -168,44 +206,82 @@ fn walk(
             Ok(())
         }
         Translation::Keys(entries) => {
-            if depth == 0 {
-                return Err(Denied::Translation);
-            }
+            let deeper = how.deeper().ok_or(Denied::Translation)?;
             let mut at = 0;
             let offset = address.wrapping_sub(key.start);
             indirect::pieces(entries, offset, len, &mut |entry| {
-                let inner = find(keys, entry.key)?;
-                if inner.pd != key.pd {
-                    return Err(Denied::Domain);
-                }
-                if inner.bsf().is_some() {
-                    return Err(Denied::Signature);
-                }
-                let piece = u64::from(entry.len);
-                let within = |len| {
-                    let offset = entry.address.wrapping_sub(inner.start);
-                    offset.checked_add(piece).is_some_and(|end| end <= len)
-                };
-                if !inner.len.is_none_or(within) {
-                    return Err(Denied::Bounds);
-                }
                 let from = done + at as usize;
-                at += piece;
-                walk(keys, inner, entry.address, piece, depth - 1, f, from)
+                let part = Range {
+                    key: entry.key,
+                    address: entry.address,
+                    len: u64::from(entry.len),
+                };
+                at += part.len;
+                walk_inner(keys, key, part, deeper, f, from)
             })
         }
+        Translation::Fixed { entries, log_size } => {
+            let deeper = how.deeper().ok_or(Denied::Translation)?;
+            let size = 1u64 << log_size;
+            let mut at = 0;
+            while at < len {
+                let offset = address.wrapping_sub(key.start).wrapping_add(at);
+                let index = usize::try_from(offset >> log_size);
+                let entry = index.ok().and_then(|index| entries.get(index));
+                let entry = entry.ok_or(Denied::Translation)?;
+                let within = offset & (size - 1);
+                let part = Range {
+                    key: entry.key,
+                    address: entry.address.wrapping_add(within),
+                    len: (size - within).min(len - at),
+                };
+                walk_inner(keys, key, part, deeper, f, done + at as usize)?;
+                at += part.len;
+            }
+            Ok(())
+        }
     }
+}
+
+/// The same for a range under a key that another key refers to.
+fn walk_inner(
+    keys: &Table<Mkey>,
+    outer: &Mkey,
+    range: Range,
+    how: How,
+    f: &mut dyn FnMut(u64, std::ops::Range<usize>) -> Result<(), Denied>,
+    done: usize,
+) -> Result<(), Denied> {
+    let Range { key, address, len } = range;
+    if key == NULL_MKEY {
+        return Err(Denied::Absent { key, address, len });
+    }
+    let inner = find(keys, key)?;
+    if inner.pd != outer.pd {
+        return Err(Denied::Domain);
+    }
+    if inner.bsf().is_some() {
+        return Err(Denied::Signature);
+    }
+    let within = |all| {
+        let offset = address.wrapping_sub(inner.start);
+        offset.checked_add(len).is_some_and(|end| end <= all)
+    };
+    if !inner.len.is_none_or(within) {
+        return Err(Denied::Bounds);
+    }
+    walk(keys, inner, range, how, f, done)
 }
 
 /// Calls `f` as [`walk`] does with the pieces of a range of a key's memory, whatever signatures it has.
 pub(super) fn walk_key(
     device: &Device,
     key: &Mkey,
-    address: u64,
-    len: u64,
+    range: Range,
+    purpose: Purpose,
     f: &mut dyn FnMut(u64, std::ops::Range<usize>) -> Result<(), Denied>,
 ) -> Result<(), Denied> {
-    walk(&device.mkeys, key, address, len, MAX_DEPTH, f, 0)
+    walk(&device.mkeys, key, range, How::of(purpose), f, 0)
 }
 
 /// Whether a key has signatures: data under it is never where it is sent from.
@@ -232,6 +308,10 @@ fn signed<T>(
 }
 
 fn report(device: &Device, who: Accessor, range: Range, purpose: Purpose, denied: Denied) {
+    if matches!(denied, Denied::Absent { .. }) {
+        // Nobody's mistake: whoever wants the page waits for it.
+        return;
+    }
     let (field, rule): (&str, &str) = match denied {
         Denied::Key => (
             "key",
@@ -248,7 +328,9 @@ fn report(device: &Device, who: Accessor, range: Range, purpose: Purpose, denied
             "bsf",
             "a key with signatures has its PSVs, and is read or written by itself",
         ),
-        Denied::Dma | Denied::Sender => ("address", "the memory behind the key is reachable"),
+        Denied::Dma | Denied::Sender | Denied::Absent { .. } => {
+            ("address", "the memory behind the key is reachable")
+        }
     };
     let value = match denied {
         Denied::Key | Denied::Domain | Denied::Permission | Denied::Signature => {
@@ -270,13 +352,43 @@ pub fn check(device: &Device, who: Accessor, range: Range, purpose: Purpose) -> 
         .inspect_err(|denied| report(device, who, range, purpose, *denied))
 }
 
+/// The page that an access waits for, if one is missing.
+pub(super) fn absent(
+    device: &Device,
+    who: Accessor,
+    range: Range,
+    purpose: Purpose,
+) -> Option<Denied> {
+    let keys = &device.mkeys;
+    let key = examine(keys, who, range, purpose).ok()?;
+    if key.bsf().is_some() {
+        // What is where is found when it is done.
+        return None;
+    }
+    let walked = walk(keys, key, range, How::of(purpose), &mut |_, _| Ok(()), 0);
+    walked
+        .err()
+        .filter(|denied| matches!(denied, Denied::Absent { .. }))
+}
+
+/// Checks an access without doing it, and that the memory is there.
+pub(super) fn check_present(
+    device: &Device,
+    who: Accessor,
+    range: Range,
+    purpose: Purpose,
+) -> Result<(), Denied> {
+    check(device, who, range, purpose)?;
+    absent(device, who, range, purpose).map_or(Ok(()), Err)
+}
+
 /// What is done to each contiguous piece: bus address, and the part of the range that it is.
 pub(super) type PieceFn<'a> =
     dyn FnMut(&Host, u64, std::ops::Range<usize>) -> Result<(), Denied> + 'a;
 
 /// Bus address of a range that lies in one page, as most do.
 #[inline]
-fn in_one_page(key: &Mkey, range: Range) -> Option<u64> {
+fn in_one_page(key: &Mkey, range: Range, write: bool) -> Option<u64> {
     let Translation::Pages { pages, page_offset } = &key.translation else {
         return None;
     };
@@ -284,6 +396,9 @@ fn in_one_page(key: &Mkey, range: Range) -> Option<u64> {
         .address
         .wrapping_sub(key.start)
         .wrapping_add(*page_offset);
+    if pages.is_absent(offset, write) {
+        return None;
+    }
     let (bus, left) = pages.locate(offset)?;
     (range.len > 0 && range.len <= left).then_some(bus)
 }
@@ -303,18 +418,10 @@ pub(super) fn each(
             if key.bsf().is_some() {
                 return Err(Denied::Signature);
             }
-            if let Some(bus) = in_one_page(key, range) {
+            if let Some(bus) = in_one_page(key, range, purpose.writes()) {
                 return on_host(bus, 0..range.len as usize);
             }
-            walk(
-                keys,
-                key,
-                range.address,
-                range.len,
-                MAX_DEPTH,
-                &mut on_host,
-                0,
-            )
+            walk(keys, key, range, How::of(purpose), &mut on_host, 0)
         })
         .inspect_err(|denied| report(device, who, range, purpose, *denied))
 }
@@ -471,9 +578,8 @@ mod tests {
         walk(
             keys,
             found,
-            address,
-            len,
-            MAX_DEPTH,
+            range,
+            How::of(Purpose::RemoteWrite),
             &mut |bus, part| {
                 list.push((bus, part.len()));
                 Ok(())

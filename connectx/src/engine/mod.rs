@@ -15,6 +15,7 @@ mod indirect;
 mod keys;
 pub mod lent;
 pub mod memory;
+pub mod odp;
 mod pace;
 pub mod receive;
 mod receive_queue;

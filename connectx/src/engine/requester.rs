@@ -15,7 +15,7 @@ use super::memory::{self, Accessor, Denied, Purpose};
 use super::pace::Half;
 use super::window::Window;
 use super::wqe::{self, Fetched, Operation, Sge, SgeList, Wqe, part};
-use super::{answers, dc, keys, pace, responder, signature};
+use super::{answers, dc, keys, odp, pace, responder, signature};
 use crate::cmd::caps::Capabilities;
 use crate::ifc::event::kind;
 use crate::ifc::wqe::{dbr, syndrome};
@@ -106,6 +106,8 @@ pub struct Requester {
     pub(super) pause_until: Option<Instant>,
     /// When the doorbell record is to be looked at, because it said more than the copy that was taken.
     pub(super) record_at: Option<Instant>,
+    /// Token of the page fault that it waits for.
+    pub(super) page_fault: Option<u64>,
     /// Earliest look by the timer that has been asked for.
     pub(super) timer_at: Option<Instant>,
     /// Nothing new begins, and once all that has begun is done the send queue is drained.
@@ -393,7 +395,9 @@ pub fn run(device: &mut Device, qp: &mut Qp, budget: &mut Budget, now: Instant) 
     qp.requester.window.clear();
     loop {
         complete(device, qp);
-        if qp.state != State::ReadyToSend || qp.requester.pause_until.is_some() {
+        let requester = &qp.requester;
+        let waits = requester.pause_until.is_some() || requester.page_fault.is_some();
+        if qp.state != State::ReadyToSend || waits {
             return false;
         }
         if budget.is_spent() {
@@ -574,6 +578,15 @@ fn step(device: &mut Device, qp: &mut Qp, now: Instant) -> Step {
         | Operation::Invalidate { .. }
         | Operation::Update { .. }
         | Operation::SetPsv { .. } => {
+            if let Some(denied) = absent(device, qp, &flight.wqe) {
+                let half = odp::Half::Requester { flight: flight.id };
+                if odp::wait(device, qp, half, denied, 0) {
+                    return Step::Wait;
+                }
+            }
+            let Some(flight) = qp.requester.flights.get(qp.requester.cursor) else {
+                return Step::Wait;
+            };
             let failure = match flight.wqe.operation {
                 Operation::Dump => dump(device, qp, &flight.wqe).err(),
                 Operation::Copy => copy(device, qp, &flight.wqe).err(),
@@ -617,9 +630,12 @@ fn advance(qp: &mut Qp, packets: u32) {
 pub(super) fn local_failure(denied: Denied) -> Failure {
     let vendor = match denied {
         Denied::Key | Denied::Domain => vendor::LOCAL_KEY,
-        Denied::Bounds | Denied::Translation | Denied::Signature | Denied::Dma | Denied::Sender => {
-            vendor::LOCAL_BOUNDS
-        }
+        Denied::Bounds
+        | Denied::Translation
+        | Denied::Signature
+        | Denied::Dma
+        | Denied::Absent { .. }
+        | Denied::Sender => vendor::LOCAL_BOUNDS,
         Denied::Permission => vendor::LOCAL_PERMISSION,
     };
     Failure::new(syndrome::LOCAL_PROT, vendor)
@@ -654,7 +670,7 @@ fn gather(
     let signed = |sge: Sge| memory::is_signed(device, sge.key);
     if lend && !part(&wqe.gather, offset, len).any(signed) {
         for sge in part(&wqe.gather, offset, len) {
-            memory::check(device, who, sge.into(), Purpose::LocalRead)?;
+            memory::check_present(device, who, sge.into(), Purpose::LocalRead)?;
         }
         let lender = Lender::Request {
             qpn: qp.number,
@@ -673,16 +689,36 @@ fn gather(
     Ok(Payload::Bytes(data))
 }
 
+/// The page that a DUMP or a copy waits for. Of what a DUMP names only the start is read.
+fn absent(device: &Device, qp: &Qp, wqe: &Wqe) -> Option<Denied> {
+    let copies = wqe.operation == Operation::Copy;
+    if !copies && wqe.operation != Operation::Dump {
+        return None;
+    }
+    let purposes = [Purpose::LocalRead, Purpose::LocalWrite];
+    wqe.gather.iter().enumerate().find_map(|(i, sge)| {
+        let mut range = memory::Range::from(*sge);
+        if !copies {
+            range.len = range.len.min(DUMPED);
+        }
+        let purpose = purposes[usize::from(copies && i == 1)];
+        memory::absent(device, accessor(qp), range, purpose)
+    })
+}
+
+/// Bytes that are read of a DUMP.
+const DUMPED: u64 = 64;
+
 /// Reads what a DUMP names. Of long ranges the start stands for the rest, whose key and bounds are checked.
 fn dump(device: &Device, qp: &Qp, wqe: &Wqe) -> Result<(), Failure> {
-    let mut head = [0; 64];
+    let mut head = [0; DUMPED as usize];
     for sge in &wqe.gather {
         let range = memory::Range {
             key: sge.key,
             address: sge.address,
             len: u64::from(sge.len),
         };
-        let head = &mut head[..(sge.len as usize).min(64)];
+        let head = &mut head[..(sge.len as usize).min(DUMPED as usize)];
         memory::check(device, accessor(qp), range, Purpose::LocalRead)
             .and_then(|()| {
                 let who = accessor(qp);
@@ -809,6 +845,10 @@ fn send(device: &mut Device, qp: &mut Qp, now: Instant) -> Step {
     let payload = match gather(device, qp, flight, offset, carried, ideal) {
         Ok(payload) => payload,
         Err(denied) => {
+            let half = odp::Half::Requester { flight: flight.id };
+            if odp::wait(device, qp, half, denied, 0) {
+                return Step::Wait;
+            }
             // What was sent before stands; the WQE fails when it is its turn to complete.
             if let Some(flight) = qp.requester.flights.get_mut(cursor) {
                 flight.failure = Some(local_failure(denied));

@@ -7,10 +7,10 @@ use std::time::Instant;
 use super::completion::{Completion, Failure, Scattered, vendor};
 use super::lent::Data;
 use super::memory::{self, Accessor, Denied, Purpose, Range};
-use super::pace::Half;
+use super::odp::Half;
 use super::receive_queue::{Receive, deliver, fail_receive, scatter, take_receive};
 use super::requester::{Budget, IDEAL_PACKET, accessor, is_ideal};
-use super::{answers, atomic, completing, datagram, dc, keys, pace, signature};
+use super::{answers, atomic, completing, datagram, dc, keys, odp, pace, signature};
 use crate::ifc::event::kind;
 use crate::ifc::wqe::{cqe_opcode, syndrome};
 use crate::objects::device::Device;
@@ -71,6 +71,10 @@ pub struct Responder {
     refused: Option<Nak>,
     /// Results of the last atomics, for requests that come again.
     atomics: VecDeque<(u32, u64)>,
+    /// Token of the page fault that it waits for.
+    pub(super) page_fault: Option<u64>,
+    /// Key and address of the page that the driver could not provide.
+    pub(super) unresolved: Option<(u32, u64)>,
     /// Looks at the receive queue in error that found nothing, and the next one.
     pub(super) idle_polls: u32,
     pub(super) next_poll: Option<Instant>,
@@ -367,7 +371,11 @@ fn send(
         qp.responder.incoming = Some(Incoming::Send { receive, received });
         return Outcome::Broken;
     }
-    if written.is_err() {
+    if let Err(denied) = written {
+        if odp::wait(device, qp, Half::Responder, denied, 0) {
+            qp.responder.incoming = Some(Incoming::Send { receive, received });
+            return not_ready(qp);
+        }
         fail_receive(
             device,
             qp,
@@ -481,6 +489,22 @@ fn write(
                 });
                 return Outcome::Broken;
             }
+            Err(denied)
+                if odp::wait(
+                    device,
+                    qp,
+                    Half::Responder,
+                    denied,
+                    u64::from(reth.len) - total,
+                ) =>
+            {
+                qp.responder.incoming = Some(Incoming::Write {
+                    reth,
+                    received,
+                    receive,
+                });
+                return not_ready(qp);
+            }
             Err(_) => {
                 if let Some(receive) = &receive {
                     let failure = Failure::new(syndrome::LOCAL_ACCESS, vendor::SCATTER);
@@ -559,6 +583,19 @@ fn read(device: &mut Device, qp: &mut Qp, packet: &Packet, reth: Reth) -> Outcom
     if !permitted(device, qp, who, reth, Purpose::RemoteRead) {
         return NO_ACCESS;
     }
+    // What is missing now makes the requester come again. What goes while it is answered has it wait, but not for ever.
+    let first = Range {
+        key: reth.rkey,
+        address: reth.address,
+        len: u64::from(reth.len).min(IDEAL_PACKET as u64),
+    };
+    if let Some(denied) = memory::absent(device, who, first, Purpose::RemoteRead) {
+        let ahead = u64::from(reth.len) - first.len;
+        return match odp::wait(device, qp, Half::Responder, denied, ahead) {
+            true => not_ready(qp),
+            false => NO_ACCESS,
+        };
+    }
     let packets = (reth.len as usize).div_ceil(qp.decoded.mtu).max(1) as u32;
     qp.responder.expected_psn = psn::add(packet.psn, packets);
     send_ack(device, qp);
@@ -610,8 +647,10 @@ fn atomic(
         let old = atomic::in_order(old, target.len, host_order);
         atomic::apply(operation, old).map(|new| atomic::in_order(new, target.len, host_order))
     };
-    let Ok(old) = memory::atomic(device, who, target, &mut change) else {
-        return NO_ACCESS;
+    let old = match memory::atomic(device, who, target, &mut change) {
+        Ok(old) => old,
+        Err(denied) if odp::wait(device, qp, Half::Responder, denied, 0) => return not_ready(qp),
+        Err(_) => return NO_ACCESS,
     };
     let original = atomic::in_order(old, target.len, host_order);
     if qp.responder.atomics.len() >= qp.decoded.max_reads_in {
@@ -639,8 +678,14 @@ fn unreliable(device: &mut Device, qp: &mut Qp, packet: &Packet, data: Data<'_>)
         device.counters.packets_dropped += 1;
         return;
     }
-    if let Outcome::Refused(Verdict::Nak(nak)) = in_sequence(device, qp, packet, data) {
-        refuse(device, qp, nak);
+    match in_sequence(device, qp, packet, data) {
+        Outcome::Refused(Verdict::Nak(nak)) => refuse(device, qp, nak),
+        // It does not come again.
+        Outcome::Refused(Verdict::ReceiverNotReady(_)) => {
+            device.counters.packets_dropped += 1;
+            qp.responder.cut_short();
+        }
+        _ => {}
     }
 }
 
@@ -712,12 +757,15 @@ pub fn run(device: &mut Device, qp: &mut Qp, budget: &mut Budget, now: Instant) 
             qp.responder.jobs.clear();
             return false;
         }
+        if qp.responder.page_fault.is_some() {
+            return false;
+        }
         if budget.is_spent() {
             return true;
         }
         let limited = qp.limits.responder_group != 0;
         if limited {
-            if let Some(until) = pace::busy_until(device, qp.limits, Half::Responder, now) {
+            if let Some(until) = pace::busy_until(device, qp.limits, pace::Half::Responder, now) {
                 answers::look_at(device, qp, until);
                 return false;
             }
@@ -744,13 +792,13 @@ pub fn run(device: &mut Device, qp: &mut Qp, budget: &mut Budget, now: Instant) 
                     true => (packets - index).min((IDEAL_PACKET / mtu) as u32),
                     false => 1,
                 };
-                *sent += span;
                 let position = Position {
                     first: index == 0,
                     last: index + span == packets,
                 };
                 let offset = index as usize * mtu;
                 let len = (reth.len as usize - offset).min(span as usize * mtu);
+                let ahead = u64::from(reth.len) - (offset + len) as u64;
                 let piece = read_piece(device, who, reth, offset, len, ideal);
                 let cqn = qp.decoded.cqn_receive;
                 signature::report(device, cqn, wire_qpn(qp));
@@ -758,6 +806,8 @@ pub fn run(device: &mut Device, qp: &mut Qp, budget: &mut Budget, now: Instant) 
                     Ok(payload) => {
                         if position.last {
                             qp.responder.jobs.pop_front();
+                        } else if let Some(Job::Read { sent, .. }) = qp.responder.jobs.front_mut() {
+                            *sent += span;
                         }
                         (
                             psn::add(first_psn, index),
@@ -765,6 +815,10 @@ pub fn run(device: &mut Device, qp: &mut Qp, budget: &mut Budget, now: Instant) 
                             Kind::ReadResponse { position },
                             payload,
                         )
+                    }
+                    // It goes on here when the page is there.
+                    Err(denied) if odp::wait(device, qp, Half::Responder, denied, ahead) => {
+                        return false;
                     }
                     Err(_) => {
                         let nak = Kind::Acknowledge(Verdict::Nak(Nak::RemoteAccess));
@@ -779,7 +833,7 @@ pub fn run(device: &mut Device, qp: &mut Qp, budget: &mut Budget, now: Instant) 
         };
         budget.spend(payload.len());
         if limited {
-            pace::spend(device, qp.limits, Half::Responder, payload.len(), now);
+            pace::spend(device, qp.limits, pace::Half::Responder, payload.len(), now);
         }
         device.counters.packets_sent += u64::from(span);
         device.counters.bytes_sent += payload.len() as u64;
@@ -816,7 +870,7 @@ fn read_piece(
             address,
             len: len as u64,
         };
-        memory::check(device, who, range, purpose)?;
+        memory::check_present(device, who, range, purpose)?;
         let lender = Lender::Response {
             qpn: who.qpn,
             pd: who.pd,

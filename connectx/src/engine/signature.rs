@@ -7,7 +7,7 @@
 
 use super::completion::{self, Completion};
 use super::lent::Data;
-use super::memory::{self, Denied, Range};
+use super::memory::{self, Denied, Purpose, Range};
 use crate::ifc::wqe::cqe_opcode;
 use crate::objects::device::Device;
 use crate::objects::memory::Mkey;
@@ -139,12 +139,17 @@ impl<'a> Access<'a> {
     /// Calls `f` for each piece of a range of the key's memory.
     fn in_memory(
         &self,
+        purpose: Purpose,
         offset: u64,
         len: usize,
         f: &mut dyn FnMut(u64, std::ops::Range<usize>) -> Result<(), Denied>,
     ) -> Result<(), Denied> {
-        let address = self.key.start.wrapping_add(offset);
-        memory::walk_key(self.device, self.key, address, len as u64, f)
+        let range = Range {
+            key: self.number,
+            address: self.key.start.wrapping_add(offset),
+            len: len as u64,
+        };
+        memory::walk_key(self.device, self.key, range, purpose, f)
     }
 
     /// Reads data, and the signatures of the blocks that end there.
@@ -158,7 +163,7 @@ impl<'a> Access<'a> {
         }
         let offset = self.bsf.in_memory(start);
         let mut raw = vec![0; (self.bsf.memory_end(end) - offset) as usize];
-        self.in_memory(offset, raw.len(), &mut |bus, part| {
+        self.in_memory(Purpose::LocalRead, offset, raw.len(), &mut |bus, part| {
             let piece = raw.get_mut(part).ok_or(Denied::Translation)?;
             self.device.host.read(bus, piece).map_err(|_| Denied::Dma)
         })?;
@@ -340,10 +345,15 @@ impl<'a> Access<'a> {
         if image.is_empty() {
             return Ok(());
         }
-        self.in_memory(offset, image.len(), &mut |bus, part| {
-            let piece = image.get(part).ok_or(Denied::Translation)?;
-            self.device.host.write(bus, piece).map_err(|_| Denied::Dma)
-        })
+        self.in_memory(
+            Purpose::LocalWrite,
+            offset,
+            image.len(),
+            &mut |bus, part| {
+                let piece = image.get(part).ok_or(Denied::Translation)?;
+                self.device.host.write(bus, piece).map_err(|_| Denied::Dma)
+            },
+        )
     }
 }
 

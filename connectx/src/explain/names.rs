@@ -155,6 +155,7 @@ pub fn event_type(value: u64) -> Option<&'static str> {
         kind::WQ_CATAS_ERROR => "work queue catastrophic error",
         kind::PORT_CHANGE => "port state change",
         kind::COMMAND => "command completion",
+        kind::PAGE_FAULT => "page fault",
         kind::PAGE_REQUEST => "page request",
         kind::WQ_INVAL_REQ_ERROR => "invalid request error of a work queue",
         kind::WQ_ACCESS_ERROR => "access error of a work queue",

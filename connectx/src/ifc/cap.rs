@@ -31,6 +31,7 @@ layout! {
         fixed_buffer_size = 0x21[0; 1],
         log_max_bsf_list_size = 0x22[2; 6],
         log_max_mrw_sz = 0x21[1; 7],
+        umr_extended_translation_offset = 0x23[0; 1],
         null_mkey = 0x23[1; 1],
         log_max_klm_list_size = 0x23[2; 6],
         // The kernel header has no names for these three; rdma-core's mlx5_ifc.h has.
@@ -144,6 +145,17 @@ layout! {
         // Names of rdma-core's tests (mlx5_prm_structs.py).
         send_dbr_mode_no_dbr_ext = 0x5c[1; 1],
         log_max_send_dbr_less_qp_sq = 0x5c[3; 5],
+    }
+    /// Capabilities of on-demand paging (`odp_cap`), of the scheme that reports faults by memory. Of each service bits for
+    /// send, receive, write, read, atomic and receive from a shared queue (`odp_per_transport_service_cap`).
+    odp_cap(0x100) {
+        memory_page_prefetch = 0x48[5; 1],
+        memory_rc = 0x50[0; 6],
+        memory_uc = 0x54[0; 6],
+        memory_ud = 0x58[0; 6],
+        memory_xrc = 0x5c[0; 6],
+        memory_dc = 0x60[0; 6],
+        mem_page_fault = 0xc0[0; 1],
     }
     /// Capabilities of quality of service (`qos_cap`).
     qos_cap(0x100) {

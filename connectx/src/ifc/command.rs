@@ -77,6 +77,12 @@ layout! {
         resd_lkey = 0x0c[0; 32],
         null_mkey = 0x10[0; 32],
     }
+    /// PAGE_FAULT_RESUME of the memory scheme (`page_fault_resume_in`, `mem_page_fault_info`).
+    page_fault_resume_in(0x10) {
+        error = 0x08[0; 1],
+        fault_token_47_32 = 0x0a[0; 16],
+        fault_token_31_0 = 0x0c[0; 32],
+    }
     /// ALLOC_UAR (`alloc_uar_out`).
     alloc_uar_out(0x10) {
         uar = 0x09[0; 24],

@@ -18,6 +18,14 @@ layout! {
         /// Page request: the function and how many pages it wants (negative: gives back).
         page_req_func_id = 0x22[0; 16],
         page_req_num_pages = 0x24[0; 32],
+        /// Page fault of the memory scheme (`mlx5_eqe_page_fault.memory`), in pages of 4 KiB.
+        page_fault_flags = 0x20[0; 8],
+        page_fault_post_demand_pages = 0x22[0; 16],
+        page_fault_token_47_32 = 0x26[0; 16],
+        page_fault_token_31_0 = 0x28[0; 32],
+        page_fault_demand_pages = 0x2c[0; 20],
+        page_fault_mkey = 0x30[0; 32],
+        page_fault_va = 0x34[0; 64],
         /// Port change.
         port_num = 0x28[0; 4],
         /// Of a DCT.
@@ -41,6 +49,7 @@ pub mod kind {
     pub const PORT_CHANGE: u8 = 0x09;
     pub const COMMAND: u8 = 0x0a;
     pub const PAGE_REQUEST: u8 = 0x0b;
+    pub const PAGE_FAULT: u8 = 0x0c;
     pub const WQ_INVAL_REQ_ERROR: u8 = 0x10;
     pub const WQ_ACCESS_ERROR: u8 = 0x11;
     pub const SRQ_CATAS_ERROR: u8 = 0x12;
@@ -55,6 +64,14 @@ pub mod kind {
 pub mod port_change {
     pub const DOWN: u8 = 1;
     pub const ACTIVE: u8 = 4;
+}
+
+/// Of [`kind::PAGE_FAULT`] (`drivers/infiniband/hw/mlx5/odp.c`).
+pub mod page_fault {
+    /// Sub-type that names a key and a range under it: `MLX5_PFAULT_SUBTYPE_MEMORY`.
+    pub const MEMORY: u8 = 2;
+    /// Flag that asks for PAGE_FAULT_RESUME: `MLX5_MEMORY_PAGE_FAULT_FLAGS_LAST`.
+    pub const LAST: u8 = 1 << 7;
 }
 
 /// Syndromes of [`kind::CQ_ERROR`].

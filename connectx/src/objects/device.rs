@@ -20,6 +20,7 @@ use crate::cmd::CommandQueue;
 use crate::cmd::caps::Capabilities;
 use crate::engine::blueflame::Copies;
 use crate::engine::held::Held;
+use crate::engine::odp::PageFaults;
 use crate::engine::timer::Timers;
 use crate::fault::Faults;
 use crate::log::{Referee, Refusal};
@@ -37,9 +38,10 @@ pub const UARS: usize = 8192 - FIRST_UAR as usize;
 /// Bytes of a node's description (IBA 14.2.5.2).
 pub const NODE_DESCRIPTION_LEN: usize = 64;
 
-/// Entries of page lists and key lists that a function has room for: 128 MiB of them, enough for 64 GiB in 4 KiB pages.
+/// Entries of page lists and key lists that a function has room for: 256 MiB of them, enough for 64 GiB in 4 KiB pages and
+/// for two keys for all memory of a process, each of 2^22 keys (2^23 entries) of which one has 2^22 pages (odp.c of mlx5_ib).
 /// One list can be given to any number of objects, so without this a guest could have us hold far more than it has.
-pub const TRANSLATIONS: usize = 1 << 24;
+pub const TRANSLATIONS: usize = 1 << 25;
 
 /// The host's side of the function: memory and interrupts.
 #[derive(Default)]
@@ -233,6 +235,8 @@ pub struct Counters {
     pub blueflame_wqes: u64,
     /// Wrong signatures that completions told of.
     pub signature_errors: u64,
+    /// Page faults that the driver was told of.
+    pub page_faults: u64,
 }
 
 /// Memory that the driver lends the device.
@@ -304,6 +308,8 @@ pub struct Device {
     pub reserved_qpns: Table<Owned>,
     /// Destinations that are mapped to queue pairs.
     pub av_mappings: Table<Owned>,
+    /// Page faults that wait for the driver.
+    pub page_faults: PageFaults,
     /// Multicast groups and the queue pairs in them.
     pub multicast: Vec<([u8; 16], u32)>,
     /// Queue pairs with work to do.
@@ -361,6 +367,7 @@ impl Device {
             elements: Table::new(1, (1 << Capabilities::LOG_MAX_ELEMENTS) - 1),
             reserved_qpns: Table::new(0, 1 << Capabilities::LOG_MAX_RESERVED_BLOCKS),
             av_mappings: Table::new(1, (1 << Capabilities::LOG_MAX_QP) - 1),
+            page_faults: PageFaults::default(),
             multicast: Vec::new(),
             runnable: VecDeque::new(),
             timers: Timers::default(),
@@ -428,6 +435,7 @@ impl Device {
         self.elements.clear();
         self.reserved_qpns.clear();
         self.av_mappings.clear();
+        self.page_faults.clear();
         self.multicast.clear();
         self.runnable.clear();
         self.timers = Timers::default();
@@ -529,6 +537,7 @@ impl Device {
             ("access_naks", c.access_naks),
             ("blueflame_wqes", c.blueflame_wqes),
             ("signature_errors", c.signature_errors),
+            ("page_faults", c.page_faults),
         ]);
         counts
     }

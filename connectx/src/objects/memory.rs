@@ -11,7 +11,7 @@ use crate::ifc::context::mkc;
 /// Pages of one size, given by their bus addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pages {
-    /// Bus address of each page; low bits that the page size covers are 0.
+    /// Bus address of each page; of the low bits that the page size covers, [`ABSENT`] and [`READ_ONLY`] may be set.
     pub addresses: Arc<[u64]>,
     /// Log2 of the page size in bytes.
     pub log_size: u32,
@@ -28,14 +28,25 @@ impl Pages {
         self.addresses.is_empty()
     }
 
+    #[inline]
+    fn page(&self, offset: u64) -> Option<u64> {
+        let page = usize::try_from(offset >> self.log_size).ok()?;
+        self.addresses.get(page).copied()
+    }
+
+    /// Whether there is a page at byte `offset` that is not there now, or is not to be written now.
+    #[inline]
+    pub fn is_absent(&self, offset: u64, write: bool) -> bool {
+        let missing = if write { ABSENT | READ_ONLY } else { ABSENT };
+        self.page(offset).is_some_and(|page| page & missing != 0)
+    }
+
     /// Bus address of byte `offset`, and how many bytes follow it in the same page.
     #[inline]
     pub fn locate(&self, offset: u64) -> Option<(u64, u64)> {
-        let page = self
-            .addresses
-            .get(usize::try_from(offset >> self.log_size).ok()?)?;
         let within = offset & ((1 << self.log_size) - 1);
-        Some((page + within, (1 << self.log_size) - within))
+        let page = self.page(offset)? & PAGE_ADDRESS;
+        Some((page.wrapping_add(within), (1 << self.log_size) - within))
     }
 }
 
@@ -113,6 +124,13 @@ pub enum Translation {
     },
     /// Through other keys, one entry after the other.
     Keys(Arc<[KeyEntry]>),
+    /// Through other keys, each entry for as many bytes (KSM, the capability `fixed_buffer_size`).
+    Fixed {
+        /// The entries, whose own length says nothing.
+        entries: Arc<[KeyEntry]>,
+        /// Log2 of the bytes of each.
+        log_size: u32,
+    },
 }
 
 /// An entry of an indirect memory key.
@@ -155,11 +173,11 @@ impl Translation {
                 let addresses = Arc::make_mut(&mut pages.addresses);
                 let places = addresses.iter_mut().skip(at * 2);
                 for (place, entry) in places.zip(be64_list(list)) {
-                    *place = entry & PAGE_ADDRESS;
+                    *place = page_entry(entry);
                 }
                 true
             }
-            Self::Keys(entries) => {
+            Self::Keys(entries) | Self::Fixed { entries, .. } => {
                 let entries = Arc::make_mut(entries);
                 for (place, entry) in entries.iter_mut().skip(at).zip(key_entries(list)) {
                     *place = entry;
@@ -169,6 +187,24 @@ impl Translation {
         }
     }
 }
+
+/// A page as an entry of a list that says what may be done with it: bits `MLX5_IB_MTT_READ` and `MLX5_IB_MTT_WRITE` of
+/// mlx5_ib.h. Of a page of neither there is none now.
+pub fn page_entry(entry: u64) -> u64 {
+    let missing = match entry & 3 {
+        0 => ABSENT,
+        1 => READ_ONLY,
+        _ => 0,
+    };
+    entry & PAGE_ADDRESS | missing
+}
+
+/// In the place of a page's address: there is none now.
+pub const ABSENT: u64 = 1;
+/// With a page's address: it is not to be written now.
+pub const READ_ONLY: u64 = 2;
+/// In an entry of an indirect key: there is no memory, whoever asks. No key has this value.
+pub const NULL_MKEY: u32 = 0x200;
 
 /// Of a page entry, the address: the low bits say what may be done with the page.
 const PAGE_ADDRESS: u64 = !0xfff;
@@ -279,7 +315,7 @@ impl Weigh for Mkey {
             // A work request that changes the list gives the key its own.
             Translation::Pages { .. } if self.umem.is_some() && !self.updatable => 0,
             Translation::Pages { pages, .. } => pages.addresses.len(),
-            Translation::Keys(list) => list.len() * 2,
+            Translation::Keys(list) | Translation::Fixed { entries: list, .. } => list.len() * 2,
         }
     }
 }

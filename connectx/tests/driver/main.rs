@@ -17,6 +17,7 @@ mod kept;
 mod lifecycle;
 mod limits;
 mod ownership;
+mod paging;
 mod queues;
 mod refusals;
 mod scatter;

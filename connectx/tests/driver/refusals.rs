@@ -23,11 +23,11 @@ use crate::guest::{
 use crate::hostile::{Random, any_input, wild};
 use crate::{
     atomics, blueflame, bounds, device_memory, dynamic, errors, faults, hostile, kept, lifecycle,
-    ownership, queues, scatter, signatures, states, syndromes, traffic,
+    ownership, paging, queues, scatter, signatures, states, syndromes, traffic,
 };
 
 /// Places that are provoked. It can only go up: a new place comes with what provokes it.
-const PROVOKED: usize = 122;
+const PROVOKED: usize = 125;
 
 /// Parts of the model that refuse what drivers do; the others are its own programs and the stand-in GPU.
 const PARTS: [&str; 3] = ["cmd", "engine", "objects"];
@@ -378,6 +378,9 @@ fn provocations() {
         lifecycle::users_are_kept_apart,
         ownership::no_command_takes_another_user_s_object,
         ownership::creations_are_carried_out_for_who_owns_everything,
+        paging::a_page_that_cannot_be_provided_fails_the_access,
+        paging::after_a_reset_nothing_waits,
+        paging::only_the_scheme_that_there_is_can_be_turned_on,
         queues::a_queue_fits_its_umem_or_is_refused,
         queues::a_umem_of_another_user_is_refused,
         queues::a_queue_moves_to_larger_memory_without_losing_anything,
