@@ -268,6 +268,18 @@ impl Capabilities {
         ] {
             field.set(&mut caps, value);
         }
+        // rdma-core looks for the services where drivers did that knew no scheme but by transports (get_dc_odp_caps). They
+        // are there once the other is in force, so that nobody takes them for that one.
+        if current && self.memory_page_faults {
+            for (field, value) in [
+                (odp_cap::transport_rc, ALL),
+                (odp_cap::transport_ud, SEND),
+                (odp_cap::transport_xrc, ALL),
+                (odp_cap::transport_dc, ALL),
+            ] {
+                field.set(&mut caps, value);
+            }
+        }
         caps
     }
 

@@ -149,6 +149,11 @@ layout! {
     /// Capabilities of on-demand paging (`odp_cap`), of the scheme that reports faults by memory. Of each service bits for
     /// send, receive, write, read, atomic and receive from a shared queue (`odp_per_transport_service_cap`).
     odp_cap(0x100) {
+        // In the place of the scheme by transports.
+        transport_rc = 0x10[0; 6],
+        transport_ud = 0x18[0; 6],
+        transport_xrc = 0x1c[0; 6],
+        transport_dc = 0x20[0; 6],
         memory_page_prefetch = 0x48[5; 1],
         memory_rc = 0x50[0; 6],
         memory_uc = 0x54[0; 6],
