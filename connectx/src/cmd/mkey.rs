@@ -116,12 +116,16 @@ fn indirect(mode: u64, context: &[u8], entries: Arc<[KeyEntry]>) -> Translation 
     }
 }
 
-/// Entries that a free key has room for, in octowords.
+/// Entries that a free key has room for, in octowords. They are there as soon as the key is, whatever is put into them, so
+/// a command of a few bytes must not ask for many.
 fn room(device: &Device, context: &[u8]) -> Result<usize, Reject> {
+    /// The capability `log_max_klm_list_size`.
+    const MOST: u64 = 1 << 16;
     let octowords = mkc::translations_octword_size.get(context);
-    if octowords > MAX_OCTOWORDS {
+    if octowords > MOST {
         let field = "translations_octword_size";
-        return Err(Reject::param(field, octowords, "at most 2^23"));
+        let rule = "at most 2^log_max_klm_list_size";
+        return Err(Reject::param(field, octowords, rule));
     }
     // Looked at before there is a list to weigh.
     admit_entries(device, octowords as usize * 2)?;

@@ -472,7 +472,7 @@ fn admit_entries(device: &Device, entries: usize) -> Result<(), Reject> {
         Status::NoResources,
         "translation entries",
         held as u64,
-        "page lists and key lists of all objects have at most 2^25 entries",
+        "page lists and key lists of all objects have at most 2^24 entries",
         "connectx/src/objects/device.rs, TRANSLATIONS",
     ))
 }

@@ -38,10 +38,9 @@ pub const UARS: usize = 8192 - FIRST_UAR as usize;
 /// Bytes of a node's description (IBA 14.2.5.2).
 pub const NODE_DESCRIPTION_LEN: usize = 64;
 
-/// Entries of page lists and key lists that a function has room for: 256 MiB of them, enough for 64 GiB in 4 KiB pages and
-/// for two keys for all memory of a process, each of 2^22 keys (2^23 entries) of which one has 2^22 pages (odp.c of mlx5_ib).
+/// Entries of page lists and key lists that a function has room for: 128 MiB of them, enough for 64 GiB in 4 KiB pages.
 /// One list can be given to any number of objects, so without this a guest could have us hold far more than it has.
-pub const TRANSLATIONS: usize = 1 << 25;
+pub const TRANSLATIONS: usize = 1 << 24;
 
 /// The host's side of the function: memory and interrupts.
 #[derive(Default)]
