@@ -125,7 +125,16 @@ fn ioctl(session: Arc<Session>, command: u32, pointer: UserPtr) -> Result<isize>
             session.release_object(argument.handle)
         }),
         EVENTFD => call(pointer, |argument| set_eventfd(session, argument)),
-        EVENTS => call(pointer, |argument| take_events(session, argument)),
+        EVENTS => {
+            let mut taken = KVec::new();
+            let result = call(pointer, |argument| {
+                take_events(session, argument, &mut taken)
+            });
+            if result.is_err() {
+                session.lock().events.give_back(&taken);
+            }
+            result
+        }
         _ => Err(ENOTTY),
     }
 }
@@ -199,16 +208,20 @@ fn set_eventfd(session: &Session, argument: &mut ibgda_eventfd) -> Result {
     Ok(())
 }
 
-fn take_events(session: &Session, argument: &mut ibgda_events) -> Result {
+fn take_events(
+    session: &Session,
+    argument: &mut ibgda_events,
+    records: &mut KVec<ibgda_event>,
+) -> Result {
     const MAX: u32 = 64;
 
     if !(1..=MAX).contains(&argument.capacity) {
         return Err(EINVAL);
     }
-    let mut records = KVec::with_capacity(argument.capacity as usize, GFP_KERNEL)?;
+    records.reserve(argument.capacity as usize, GFP_KERNEL)?;
     {
         let mut inner = session.lock();
-        while records.len() < records.capacity().min(argument.capacity as usize) {
+        while records.len() < argument.capacity as usize {
             let Some(record) = inner.events.take() else {
                 break;
             };
@@ -220,7 +233,7 @@ fn take_events(session: &Session, argument: &mut ibgda_events) -> Result {
     }
     let pointer = UserPtr::from_addr(usize::try_from(argument.records).map_err(|_| EFAULT)?);
     let mut writer = UserSlice::new(pointer, records.len() * size_of::<ibgda_event>()).writer();
-    for record in &records {
+    for record in records.iter() {
         writer.write(record)?;
     }
     argument.count = records.len() as u32;

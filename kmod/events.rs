@@ -92,6 +92,16 @@ impl Events {
         }
     }
 
+    /// Puts back what was taken and could not be handed over.
+    pub(crate) fn give_back(&mut self, taken: &[ibgda_event]) {
+        for record in taken.iter().rev() {
+            match record.type_ {
+                IBGDA_EVENT_OVERFLOW => self.records.untake_dropped(record.handle),
+                _ => self.records.unpop(*record),
+            }
+        }
+    }
+
     /// Sets whom to tell; gives back the former, to be dropped without a lock.
     pub(crate) fn set_eventfd(&mut self, eventfd: Option<EventFd>) -> Option<EventFd> {
         core::mem::replace(&mut self.eventfd, eventfd)

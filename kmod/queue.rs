@@ -88,7 +88,11 @@ impl Queue {
             pages: KVVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?,
             _locked: locked,
         };
-        let flags = bindings::GFP_KERNEL_ACCOUNT | bindings::__GFP_ZERO | bindings::__GFP_NOWARN;
+        // What a user asks for must not have the kernel kill processes for it.
+        let flags = bindings::GFP_KERNEL_ACCOUNT
+            | bindings::__GFP_ZERO
+            | bindings::__GFP_NOWARN
+            | 1 << bindings::___GFP_RETRY_MAYFAIL_BIT;
         for _ in 0..count {
             let mut page = core::ptr::null_mut();
             // SAFETY: The node has memory, or is none; there is room for one page.

@@ -316,7 +316,7 @@ struct ibgda_event {
  * @count: out: entries written
  *
  * Of the last 64 records; when older ones were dropped, OVERFLOW comes first.
- * EINVAL capacity; EAGAIN none; EFAULT, and then the records taken are lost.
+ * EINVAL capacity; EAGAIN none; EFAULT, and then no record is taken.
  */
 struct ibgda_events {
 	__u32 size;

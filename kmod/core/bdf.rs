@@ -115,10 +115,12 @@ impl Pair {
             b"*" => Some(None),
             text => Bdf::parse(text).map(Some),
         };
-        Some(Self {
-            gpu: side(&text[..at])?,
-            nic: side(&text[at + 1..])?,
-        })
+        let (gpu, nic) = (side(&text[..at])?, side(&text[at + 1..])?);
+        // One function is not both; whoever writes this meant something else.
+        if gpu.is_some() && gpu == nic {
+            return None;
+        }
+        Some(Self { gpu, nic })
     }
 
     /// Whether the entry speaks of these two.
@@ -214,6 +216,7 @@ mod tests {
             "*@*@*",
             "0000:04:00.0",
             "0000:04:00.0@x",
+            "0000:04:00.0@0000:04:00.0",
         ] {
             assert_eq!(Pair::parse(text.as_bytes()), None, "{text:?}");
         }

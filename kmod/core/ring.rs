@@ -42,6 +42,22 @@ impl<T: Copy, const N: usize> Ring<T, N> {
         Some(entry)
     }
 
+    /// Puts back an entry that was popped, before all others: it is the oldest, so where there is no room it is dropped.
+    pub fn unpop(&mut self, entry: T) {
+        if self.length == N {
+            self.dropped = self.dropped.saturating_add(1);
+            return;
+        }
+        self.start = (self.start + N - 1) % N;
+        self.length += 1;
+        self.entries[self.start] = entry;
+    }
+
+    /// Counts entries as dropped, which were once taken as such.
+    pub fn untake_dropped(&mut self, count: u32) {
+        self.dropped = self.dropped.saturating_add(count);
+    }
+
     /// How many entries were dropped since the last call; 0 when none was.
     pub fn take_dropped(&mut self) -> u32 {
         core::mem::take(&mut self.dropped)
@@ -67,6 +83,21 @@ mod tests {
                     model.pop_front();
                     dropped += 1;
                 }
+            } else if step % 3 == 0 {
+                // Taken and put back.
+                let (taken, lost) = (ring.pop(), ring.take_dropped());
+                if step % 2 == 0 {
+                    ring.push(step);
+                    model.push_back(step);
+                    if model.len() > 3 {
+                        model.pop_front();
+                        dropped += 1;
+                    }
+                }
+                if let Some(entry) = taken {
+                    ring.unpop(entry);
+                }
+                ring.untake_dropped(lost);
             } else {
                 assert_eq!(ring.pop(), model.pop_front());
             }

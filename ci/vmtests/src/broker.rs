@@ -173,13 +173,19 @@ impl Session {
     /// Takes up to `capacity` records.
     pub fn events(&self, capacity: usize) -> Result<Vec<ibgda_event>, Errno> {
         let mut records = vec![ibgda_event::default(); capacity];
+        let count = self.events_to(records.as_mut_ptr() as u64, capacity)?;
+        records.truncate(count);
+        Ok(records)
+    }
+
+    /// Has records written to an address.
+    pub fn events_to(&self, records: u64, capacity: usize) -> Result<usize, Errno> {
         let mut events = argument!(ibgda_events {
-            records: records.as_mut_ptr() as u64,
+            records: records,
             capacity: capacity as u32,
         });
         self.call(IBGDA_IOC_EVENTS, &mut events)?;
-        records.truncate(events.count as usize);
-        Ok(records)
+        Ok(events.count as usize)
     }
 
     pub fn status_offset(&self) -> Result<u64, Errno> {

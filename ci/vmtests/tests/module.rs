@@ -1662,6 +1662,10 @@ fn events_wait_for_their_reader_and_an_eventfd_can_be_changed() {
         // More than are kept.
         destroy(70);
         assert_eq!(signals(&second), 0);
+        // What cannot be written is not taken.
+        for _ in 0..2 {
+            assert_eq!(session.events_to(1 << 46, 10), Err(libc::EFAULT));
+        }
         let mut records = Vec::new();
         while let Ok(some) = session.events(10) {
             assert!(some.len() <= 10);
