@@ -58,7 +58,7 @@ check_run() {
     CHECKS_FAILED=$((CHECKS_FAILED + failed))
     if ((failed)); then
         printf 'FAILED (status %d, %d s)\n' "$status" $((SECONDS - started))
-        grep -aE --no-group-separator -A1 '^(test .* FAILED|---- .* stdout ----|thread .* panicked|in a child process: )' "$CHECK_LOG" | sed 's/^/  | /' || :
+        grep -aE --no-group-separator -A1 '^(test .* FAILED|---- .* stdout ----|thread .* panicked|.*in a child process: )' "$CHECK_LOG" | sed 's/^/  | /' || :
         tail -n "${CHECK_TAIL:-60}" -- "$CHECK_LOG" | sed 's/^/  | /'
     else
         [[ -n $one ]] || printf '%d tests ' "$passed"

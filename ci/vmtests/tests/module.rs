@@ -713,7 +713,9 @@ fn a_blueflame_page_is_write_combining_and_takes_wqes() {
             ),
         ] {
             // The driver gives BlueFlame pages only when its own test has seen that writes are combined.
-            let uar = verbs.alloc_uar_of(kind).expect("allocate a UAR");
+            let uar = verbs
+                .alloc_uar_of(kind)
+                .unwrap_or_else(|error| panic!("allocate a UAR, {kind:?}: {error}"));
             let _mapped = verbs.map(&uar);
             let dmabuf = verbs.export(&uar);
             let import = |mem_type| session.import_as(&dmabuf, &verbs.uverbs(), mem_type);
@@ -734,13 +736,13 @@ fn a_blueflame_page_is_write_combining_and_takes_wqes() {
                 continue;
             }
             let taken = model_counts(0)["blueflame_wqes"];
-            for _ in 0..8 {
+            // Of the first nobody knows yet that it is more than a doorbell, and on a busy host others may come too late.
+            wait_until("the model takes WQEs from the page", || {
+                // Longer than the model waits for the rest of a copy: the queue has few entries.
+                std::thread::sleep(Duration::from_millis(60));
                 for (i, word) in qp.silent_nop().into_iter().enumerate() {
                     mapping.store(REGISTER + i * 8, word);
                 }
-            }
-            // Of the first nobody knows yet that it is more than a doorbell.
-            wait_until("the model takes WQEs from the page", || {
                 model_counts(0)["blueflame_wqes"] > taken
             });
         }

@@ -47,6 +47,8 @@ struct Open {
     whole: usize,
     /// More than the doorbell has come.
     continued: bool,
+    /// Its doorbell was held in vain, it seems; the copies before it.
+    expired: Option<u32>,
     /// Its doorbell is held until then.
     until: Option<Instant>,
 }
@@ -63,7 +65,7 @@ struct Page {
 impl Page {
     /// Whether the next doorbell is likely to be a copy's head.
     fn expects_a_copy(&self) -> bool {
-        self.copies >= 1 << self.in_vain
+        self.copies >= 1 << self.in_vain.min(MOST_IN_VAIN)
     }
 }
 
@@ -82,7 +84,7 @@ pub struct Copies {
 impl Default for Copies {
     fn default() -> Self {
         Self {
-            patience: Duration::from_millis(20),
+            patience: Duration::from_millis(50),
             pages: BTreeMap::new(),
             held: BTreeSet::new(),
         }
@@ -117,6 +119,11 @@ pub(super) fn continues(device: &mut Device, page: u32, offset: u64, value: &[u8
         return false;
     }
     if !std::mem::replace(&mut open.continued, true) {
+        if let Some(before) = open.expired.take() {
+            // Late, but a copy after all.
+            state.copies = before;
+            state.in_vain = state.in_vain.saturating_sub(1);
+        }
         state.copies = state.copies.saturating_add(1);
     }
     open.bytes.extend_from_slice(value);
@@ -161,6 +168,7 @@ pub(super) fn rung(device: &mut Device, page: u32, buffer: u64, head: &[u8; 8], 
         .to_vec(),
         whole,
         continued: false,
+        expired: None,
         until,
     });
     match until {
@@ -203,7 +211,9 @@ fn settle(device: &mut Device, page: u32) {
     // It was a doorbell and nothing else, or its writes were not combined.
     state.copies = 0;
     if let (Some(until), Some(head)) = (open.until, open.bytes.first_chunk::<8>()) {
-        state.in_vain = (state.in_vain + 1).min(MOST_IN_VAIN);
+        if !open.continued {
+            state.in_vain = state.in_vain.saturating_add(1);
+        }
         release(device, page, until, head);
         doorbell::send_queue(device, page, head, Register::WithRecord);
     }
@@ -216,14 +226,30 @@ pub fn settle_all(device: &mut Device) {
     }
 }
 
-/// Rings what has been held for long enough.
+/// Rings what has been held for long enough. What comes of a copy after that is for nothing, but shows that it was one.
 pub fn expire(device: &mut Device, now: Instant) {
-    let due = |page: &&u32| {
-        let open = device.copies.pages.get(page).and_then(|p| p.open.as_ref());
-        open.is_none_or(|open| open.until.is_none_or(|until| until <= now))
-    };
-    let pages: Vec<u32> = device.copies.held.iter().filter(due).copied().collect();
+    let pages: Vec<u32> = device.copies.held.iter().copied().collect();
     for page in pages {
-        settle(device, page);
+        let state = device.copies.pages.get_mut(&page);
+        let Some((state, mut open)) = state.and_then(|s| s.open.take().map(|open| (s, open)))
+        else {
+            device.copies.held.remove(&page);
+            continue;
+        };
+        let until = open.until.filter(|until| *until <= now);
+        let head = open.bytes.first_chunk::<8>().copied();
+        if until.is_some() {
+            open.until = None;
+            if !open.continued {
+                open.expired = Some(state.copies);
+                state.copies = 0;
+                state.in_vain = state.in_vain.saturating_add(1);
+            }
+        }
+        state.open = Some(open);
+        if let (Some(until), Some(head)) = (until, head) {
+            release(device, page, until, &head);
+            doorbell::send_queue(device, page, &head, Register::WithRecord);
+        }
     }
 }

@@ -109,6 +109,34 @@ pub fn a_doorbell_alone_takes_the_wqe_from_memory_whatever_came_before() {
 }
 
 #[test]
+pub fn a_copy_that_came_too_late_is_one_all_the_same() {
+    let (guest, mut side) = side();
+    let qp = &mut side.qp;
+    patient(&guest);
+    post(&guest, qp, BUFFERS[0], 8);
+    guest
+        .hca
+        .with_device(|device| device.copies.patience = Duration::from_millis(1));
+    // The doorbell is held, rings from memory, and then the rest of the copy comes.
+    let index = qp.producer;
+    qp.put(&guest, send::NOP, SIGNALLED, 0, &[]);
+    let bytes = nop(qp.qpn, index, SIGNALLED);
+    copy(&guest, BUFFERS[1], &bytes[..8], 8);
+    assert_eq!(side.send.wait(&guest).counter, index);
+    let at = u64::from(guest.uar) * 4096 + BUFFERS[1];
+    for piece in 1..8 {
+        let bytes = &bytes[piece * 8..piece * 8 + 8];
+        guest.hca.bar_write(0, at + (piece * 8) as u64, bytes);
+    }
+    assert_eq!(guest.count("blueflame_wqes"), 0);
+    // So the next is held as before.
+    patient(&guest);
+    let index = post(&guest, qp, BUFFERS[0], 8);
+    assert_eq!(side.send.wait(&guest).counter, index);
+    assert_eq!(guest.count("blueflame_wqes"), 1);
+}
+
+#[test]
 pub fn a_copy_that_is_broken_off_or_out_of_order_is_a_doorbell() {
     for (name, pieces) in [
         ("broken off", &[0usize, 1, 2, 3][..]),
