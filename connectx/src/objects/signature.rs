@@ -102,7 +102,7 @@ impl Domain {
                 };
                 let added = if increments { block as u32 } else { 0 };
                 let reference = (transient as u32).wrapping_add(added);
-                (u64::from(guard) << 48) | (transient & 0xffff << 32) | u64::from(reference)
+                (u64::from(guard) << 48) | (transient & (0xffff << 32)) | u64::from(reference)
             }
             Kind::Crc32 | Kind::Crc32c => {
                 let crc = match self.kind {
@@ -172,8 +172,8 @@ impl Domain {
 /// A bit for each byte, spread over the byte.
 pub fn bytes_of(mask: u8) -> u64 {
     (0..8)
-        .filter(|bit| mask >> bit & 1 == 1)
-        .fold(0, |all, bit| all | 0xff << (8 * bit))
+        .filter(|bit| (mask >> bit) & 1 == 1)
+        .fold(0, |all, bit| all | (0xff << (8 * bit)))
 }
 
 /// Internet checksum (RFC 1071) of data behind a sum.
@@ -488,11 +488,11 @@ mod tests {
         let right = 0xd0db_abcd_0000_0009u64;
         assert_eq!(d.compare(right, right, 0xff), 0);
         assert_eq!(d.compare(right, right ^ 1, 0xff), 1 << 11);
-        assert_eq!(d.compare(right, right ^ 1 << 32, 0xff), 1 << 12);
-        assert_eq!(d.compare(right, right ^ 1 << 48, 0xff), 1 << 13);
+        assert_eq!(d.compare(right, right ^ (1 << 32), 0xff), 1 << 12);
+        assert_eq!(d.compare(right, right ^ (1 << 48), 0xff), 1 << 13);
         assert_eq!(d.compare(right, !right, 0xff), 7 << 11);
         assert_eq!(d.compare(right, !right, 0x0f), 1 << 11, "what is checked");
-        assert_eq!(d.compare(right, right ^ 1 << 8, 0x01), 0);
+        assert_eq!(d.compare(right, right ^ (1 << 8), 0x01), 0);
         let escaping = |escape, actual| {
             let kind = Kind::T10 {
                 checksum: false,
@@ -506,7 +506,7 @@ mod tests {
         assert_eq!(escaping(Escape::Application, 0xffff << 32), 0);
         assert_ne!(escaping(Escape::Both, 0xffff << 32), 0);
         assert_eq!(escaping(Escape::Both, 0xffff_ffff_ffff), 0);
-        assert_eq!(escaping(Escape::None, right ^ 0x0100 << 32), 0, "bits");
+        assert_eq!(escaping(Escape::None, right ^ (0x0100 << 32)), 0, "bits");
         let crc = domain(Kind::Crc32);
         assert_eq!(crc.compare(0, 1, 0xff), 1 << 13);
         assert_eq!(crc.compare(0, 1 << 32, 0x0f), 0);

@@ -148,8 +148,8 @@ fn interleaved(data: &[u8], signature: impl Fn(usize, &[u8]) -> Vec<u8>) -> Vec<
 fn dif(seed: u16, application: u16, reference: u32) -> impl Fn(usize, &[u8]) -> Vec<u8> {
     move |i, block| {
         let guard = block.iter().fold(seed, |crc, byte| {
-            (0..8).fold(crc ^ u16::from(*byte) << 8, |crc, _| {
-                crc << 1 ^ if crc >> 15 == 1 { 0x8bb7 } else { 0 }
+            (0..8).fold(crc ^ (u16::from(*byte) << 8), |crc, _| {
+                (crc << 1) ^ if crc >> 15 == 1 { 0x8bb7 } else { 0 }
             })
         });
         let mut bytes = guard.to_be_bytes().to_vec();
@@ -164,7 +164,7 @@ fn crc(polynomial: u32) -> impl Fn(usize, &[u8]) -> Vec<u8> {
     move |_, block| {
         let crc = block.iter().fold(u32::MAX, |crc, byte| {
             (0..8).fold(crc ^ u32::from(*byte), |crc, _| {
-                crc >> 1 ^ if crc & 1 == 1 { polynomial } else { 0 }
+                (crc >> 1) ^ if crc & 1 == 1 { polynomial } else { 0 }
             })
         });
         (!crc).to_le_bytes().to_vec()
