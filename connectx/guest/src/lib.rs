@@ -19,6 +19,7 @@ pub use ram::{BASE, Ram, SIZE};
 pub use shape::{Shape, Srq, address_vector};
 pub use watch::{Owner, Stray, Watch};
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -417,6 +418,12 @@ pub struct Cq {
     pub consumer: u32,
     /// Memory and size that the queue moves to.
     next: Option<(u64, u32)>,
+    /// Completions of a compressed session that have been read and not polled.
+    unpacked: VecDeque<Cqe>,
+    /// Its mini CQEs hold counters.
+    strides: bool,
+    /// Lengths of the sessions so far.
+    pub sessions: Vec<usize>,
 }
 
 /// A completion, taken apart.
@@ -431,51 +438,12 @@ pub struct Cqe {
     pub qpn: u32,
 }
 
-impl Cq {
-    pub fn new(guest: &mut Guest, log: u32) -> Self {
-        Self::sized(guest, log, 64)
-    }
-
-    /// A queue with entries of 64 or 128 bytes.
-    pub fn sized(guest: &mut Guest, log: u32, entry: u64) -> Self {
-        let len = entry << log;
-        let at = guest.ram.alloc(len);
-        guest.ram.set(at, &vec![0xff; len as usize]);
-        let dbr = guest.ram.alloc(8);
-        let mut create = input(opcode::CREATE_CQ, 0x110);
-        let context = command::create_cq_in::cqc.bytes_mut(&mut create);
-        cqc::log_cq_size.set(context, u64::from(log));
-        cqc::cqe_sz.set(context, u64::from(entry == 128));
-        cqc::uar_page.set(context, u64::from(guest.uar));
-        cqc::c_eqn.set(context, u64::from(guest.completions.eqn));
-        cqc::dbr_addr.set(context, dbr);
-        create.extend((0..len.div_ceil(4096)).flat_map(|p| (at + p * 4096).to_be_bytes()));
-        let out = guest.ok(create, 16);
-        Self {
-            cqn: reply::object.get32(&out),
-            at,
-            dbr,
-            log,
-            entry,
-            consumer: 0,
-            next: None,
-        }
-    }
-
-    /// The next completion, if there is one.
-    pub fn poll(&mut self, guest: &Guest) -> Option<Cqe> {
-        let e = self
-            .slot(guest, self.consumer)
-            .split_off(self.entry as usize - 64);
-        let valid = e[63] >> 4 != 15 && u32::from(e[63] & 1) == (self.consumer >> self.log) & 1;
-        if !valid {
-            return None;
-        }
-        self.consumer += 1;
+impl Cqe {
+    /// The 64 bytes of an entry.
+    fn of(e: &[u8]) -> Self {
         let word = |at: usize| u32::from_be_bytes(e[at..at + 4].try_into().unwrap());
         let opcode = e[63] >> 4;
-        guest.ram.set(self.dbr, &self.consumer.to_be_bytes());
-        Some(Cqe {
+        Self {
             opcode,
             syndrome: if opcode >= 13 { e[55] } else { 0 },
             vendor: if opcode >= 13 { e[54] } else { 0 },
@@ -483,14 +451,125 @@ impl Cq {
             bytes: word(44),
             immediate: word(36),
             qpn: word(56) & 0xff_ffff,
-        })
+        }
+    }
+}
+
+impl Cq {
+    pub fn new(guest: &mut Guest, log: u32) -> Self {
+        Self::sized(guest, log, 64)
     }
 
-    fn slot(&self, guest: &Guest, index: u32) -> Vec<u8> {
-        let slot = u64::from(index & ((1 << self.log) - 1));
-        guest
-            .ram
-            .get(self.at + slot * self.entry, self.entry as usize)
+    /// A queue with entries of 64 or 128 bytes.
+    pub fn sized(guest: &mut Guest, log: u32, entry: u64) -> Self {
+        Self::with(guest, log, |c| cqc::cqe_sz.set(c, u64::from(entry == 128)))
+    }
+
+    /// A queue with a context that `f` changes.
+    pub fn with(guest: &mut Guest, log: u32, f: impl FnOnce(&mut [u8])) -> Self {
+        Self::try_with(guest, log, f).unwrap()
+    }
+
+    /// The same, or the status that refuses it.
+    pub fn try_with(guest: &mut Guest, log: u32, f: impl FnOnce(&mut [u8])) -> Result<Self, u8> {
+        let mut create = input(opcode::CREATE_CQ, 0x110);
+        let context = command::create_cq_in::cqc.bytes_mut(&mut create);
+        f(context);
+        let entry = if cqc::cqe_sz.get(context) == 0 {
+            64
+        } else {
+            128
+        };
+        let strides = cqc::mini_cqe_res_format.get(context) == 3;
+        let len = entry << log;
+        let at = guest.ram.alloc(len);
+        guest.ram.set(at, &vec![0xff; len as usize]);
+        let dbr = guest.ram.alloc(8);
+        let context = command::create_cq_in::cqc.bytes_mut(&mut create);
+        cqc::log_cq_size.set(context, u64::from(log));
+        cqc::uar_page.set(context, u64::from(guest.uar));
+        cqc::c_eqn.set(context, u64::from(guest.completions.eqn));
+        cqc::dbr_addr.set(context, dbr);
+        create.extend((0..len.div_ceil(4096)).flat_map(|p| (at + p * 4096).to_be_bytes()));
+        let out = guest.command(create, 16);
+        match status(&out) {
+            0 => Ok(Self {
+                cqn: reply::object.get32(&out),
+                at,
+                dbr,
+                log,
+                entry,
+                consumer: 0,
+                next: None,
+                unpacked: VecDeque::new(),
+                strides,
+                sessions: Vec::new(),
+            }),
+            refused => Err(refused),
+        }
+    }
+
+    /// The next completion, if there is one.
+    pub fn poll(&mut self, guest: &Guest) -> Option<Cqe> {
+        if self.unpacked.is_empty() {
+            let e = self.completion(guest, self.consumer);
+            let valid = e[63] >> 4 != 15 && u32::from(e[63] & 1) == (self.consumer >> self.log) & 1;
+            if !valid {
+                return None;
+            }
+            match (e[63] >> 2) & 3 {
+                3 => self.unpack(guest, &e),
+                _ => self.unpacked.push_back(Cqe::of(&e)),
+            }
+        }
+        let next = self.unpacked.pop_front()?;
+        self.consumer += 1;
+        guest.ram.set(self.dbr, &self.consumer.to_be_bytes());
+        Some(next)
+    }
+
+    /// Reads a compressed session, as the kernel's driver does: arrays of eight lie in the second slot and in every eighth.
+    /// What the title and the arrays say is all there is; the slots are then the device's again in the next lap.
+    fn unpack(&mut self, guest: &Guest, title: &[u8]) {
+        let mut title = Cqe::of(title);
+        // Memory may hold anything where a guest is wild.
+        title.bytes = title.bytes.min(1 << self.log);
+        let mut array = Vec::new();
+        for index in 0..title.bytes {
+            if index % 8 == 0 {
+                array = self.completion(guest, self.consumer + index.max(1));
+            }
+            let mini = &array[index as usize % 8 * 8..][..8];
+            let counter = match self.strides {
+                true => u16::from_be_bytes([mini[2], mini[3]]),
+                false => title.counter.wrapping_add(index as u16),
+            };
+            self.unpacked.push_back(Cqe {
+                counter,
+                bytes: u32::from_be_bytes(mini[4..].try_into().unwrap()),
+                ..title
+            });
+        }
+        for index in self.consumer..self.consumer + title.bytes {
+            let owner = (index >> self.log) as u8 & 1;
+            let (at, last) = (self.place(index), self.entry - 1);
+            guest.ram.set(at + last, &[owner]);
+        }
+        self.sessions.push(title.bytes as usize);
+    }
+
+    /// The 64 bytes of a completion.
+    fn completion(&self, guest: &Guest, index: u32) -> Vec<u8> {
+        self.slot(guest, index).split_off(self.entry as usize - 64)
+    }
+
+    fn place(&self, index: u32) -> u64 {
+        self.at + u64::from(index & ((1 << self.log) - 1)) * self.entry
+    }
+
+    /// All bytes of an entry.
+    pub fn slot(&self, guest: &Guest, index: u32) -> Vec<u8> {
+        guest.ram.get(self.place(index), self.entry as usize)
     }
 
     /// All bytes of the entry that was polled last.

@@ -95,6 +95,8 @@ impl Capabilities {
     pub const MAX_SEND_WQE: u64 = 1024;
     /// Longest WQE of a receive queue.
     pub const MAX_RECEIVE_WQE: u64 = 512;
+    /// Most completions of a compressed session. It waits for none that is not under way: `cqe_compression_timeout` is 0.
+    pub const MAX_SESSION: u16 = 24;
     /// Octowords of a BSF.
     pub const LOG_MAX_BSF: u32 = 2;
     /// Prediction signature values, of which a key with signatures has two.
@@ -154,6 +156,10 @@ impl Capabilities {
             (cap::qos, 1),
             (cap::general_obj_types, super::general::TYPES),
             (cap::cqe_128_always, 1),
+            (cap::cqe_compression, 1),
+            (cap::cqe_compression_128, 1),
+            (cap::mini_cqe_resp_stride_index, 1),
+            (cap::cqe_compression_max_num, Self::MAX_SESSION.into()),
             (cap::dma_mmo_qp, 1),
             (
                 cap::log_dma_mmo_max_size,

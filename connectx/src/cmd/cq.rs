@@ -4,12 +4,14 @@
 use super::caps::Capabilities;
 use super::{IFC, Placement, Reject, Reply, Request, admit, ok, ok_object, place, place_dbr, when};
 use crate::engine::completion::{self, Completion};
+use crate::ifc::Field;
+use crate::ifc::cap::cmd_hca_cap as cap;
 use crate::ifc::command::{create_cq_in, modify_cq_in, query_cq_out};
 use crate::ifc::context::cqc;
 use crate::ifc::opcode::Status;
 use crate::ifc::wqe::{cqe_opcode, dbr};
 use crate::objects::device::Device;
-use crate::objects::queue::{Arm, Cq, CqStatus};
+use crate::objects::queue::{Arm, Cq, CqStatus, MiniFormat};
 
 /// `cqc.cqe_sz` of entries of 128 bytes that are written as a whole.
 const PADDED: u64 = 2;
@@ -23,6 +25,39 @@ fn entry_size(context: &[u8]) -> Result<u64, Reject> {
             "cqe_sz",
             other,
             "0 for 64-byte, 1 for 128-byte, 2 for padded 128-byte entries",
+        )),
+    }
+}
+
+/// How a queue of a context compresses, if it does.
+fn compression(device: &Device, context: &[u8]) -> Result<Option<MiniFormat>, Reject> {
+    if !cqc::cqe_comp_en.is_set(context) {
+        return Ok(None);
+    }
+    let has = |capability: Field| capability.is_set(&device.caps.current);
+    let size = cqc::cqe_sz.get(context);
+    if size == 0 && !has(cap::cqe_compression) || size != 0 && !has(cap::cqe_compression_128) {
+        return Err(Reject::param(
+            "cqe_sz",
+            size,
+            "compressed: 0 with cqe_compression, 1 or 2 with cqe_compression_128",
+        ));
+    }
+    if cqc::cqe_compression_layout.get(context) != 0 {
+        return Err(Reject::param(
+            "cqe_compression_layout",
+            cqc::cqe_compression_layout.get(context),
+            "0 basic, without enhanced_cqe_compression",
+        ));
+    }
+    match cqc::mini_cqe_res_format.get(context) {
+        0 => Ok(Some(MiniFormat::Hash)),
+        1 => Ok(Some(MiniFormat::Checksum)),
+        3 if has(cap::mini_cqe_resp_stride_index) => Ok(Some(MiniFormat::ChecksumStride)),
+        other => Err(Reject::param(
+            "mini_cqe_res_format",
+            other,
+            "0 hash, 1 checksum, with mini_cqe_resp_stride_index also 3 checksum and stride index",
         )),
     }
 }
@@ -49,6 +84,7 @@ pub(super) fn create_cq(device: &mut Device, request: &Request<'_>) -> Result<Re
         .ok_or(Reject::absent("uar_page", uar_page))?;
     request.check_owner("uar_page", uar_page, uar.uid)?;
     let entry = entry_size(context)?;
+    let compression = compression(device, context)?;
     let umem = when(create_cq_in::cq_umem_valid, input, create_cq_in::cq_umem_id);
     let dbr_umem = when(cqc::dbr_umem_valid, context, cqc::dbr_umem_id);
     let placement = Placement {
@@ -69,6 +105,8 @@ pub(super) fn create_cq(device: &mut Device, request: &Request<'_>) -> Result<Re
         entry,
         padded: cqc::cqe_sz.get(context) == PADDED,
         collapsed: cqc::cc.is_set(context),
+        compression,
+        session: Vec::new(),
         overrun_ignore: cqc::oi.is_set(context),
         eqn,
         uar_page,
@@ -192,6 +230,11 @@ fn resize(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {
     }
     let entry = entry_size(&context)?;
     let (cqn, cq) = named(device, request)?;
+    // It compresses as before, its entries permitting.
+    let mut resized = cq.context.clone();
+    cqc::cqe_sz.set(&mut resized, cqc::cqe_sz.get(&context));
+    compression(device, &resized)?;
+    let (_, cq) = named(device, request)?;
     // The consumer may have moved since the record was last looked at.
     let record = cq.dbr + dbr::CQ_CONSUMER;
     let consumer = device.host.read_be32(record).map(|word| word & 0xff_ffff);

@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::completion::{self, Completion, Failure, Scattered, error_opcode, vendor};
 use super::requester::placeholder;
 use super::wqe::{self, Fetched, Operation, Wqe};
-use super::{dc, event, receive_queue};
+use super::{compression, dc, event, receive_queue};
 use crate::ifc::event::kind;
 use crate::ifc::wqe::{cqe_opcode, dbr, syndrome};
 use crate::objects::device::Device;
@@ -110,6 +110,8 @@ pub fn enter_error(device: &mut Device, qp: &mut Qp, event_type: Option<u8>) {
     qp.requester.deadline = None;
     qp.requester.pause_until = None;
     device.page_faults.forget(qp);
+    // What has arrived is there before an event that says that nothing more will.
+    compression::close_all(device);
     flush_send(device, qp);
     receive_queue::flush(device, qp);
     if qp.service == Service::Dcr {

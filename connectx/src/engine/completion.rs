@@ -2,11 +2,11 @@
 //! Completion queue entries.
 
 use super::lent::Data;
-use super::{event, held};
+use super::{compression, event, held};
 use crate::ifc::event::cq_error;
 use crate::ifc::wqe::{cqe, cqe_opcode, dbr, sig_err_cqe, syndrome};
-use crate::objects::device::Device;
-use crate::objects::queue::{Arm, CqStatus};
+use crate::objects::device::{Device, Host};
+use crate::objects::queue::{Arm, Cq, CqStatus};
 use crate::objects::signature::SignatureError;
 
 /// Mask of producer and consumer indices.
@@ -359,8 +359,81 @@ pub fn post(device: &mut Device, cqn: u32, completion: &Completion) -> bool {
     held::post(device, cqn, completion)
 }
 
-/// Writes an entry to a completion queue. `false` if the queue has failed.
+/// Writes an entry to a completion queue, or adds it to the queue's compressed session. `false` if the queue has failed.
 pub(super) fn write(device: &mut Device, cqn: u32, completion: &Completion) -> bool {
+    compression::take(device, cqn, completion) || write_entry(device, cqn, completion)
+}
+
+/// Whether a queue has room for one more than the `taken` completions that it is to take besides.
+pub(super) fn has_room(host: &Host, cq: &mut Cq, taken: usize) -> bool {
+    if cq.overrun_ignore || cq.collapsed {
+        return true;
+    }
+    let free = |cq: &Cq| {
+        let used = cq.producer.wrapping_sub(cq.consumer) & INDEX;
+        used as usize + taken < 1 << cq.log_size
+    };
+    if free(cq) {
+        return true;
+    }
+    // The consumer may have moved since we last looked.
+    if let Ok(word) = host.read_be32(cq.dbr + dbr::CQ_CONSUMER) {
+        cq.consumer = word & INDEX;
+    }
+    free(cq)
+}
+
+/// Writes an entry's 64 bytes, and the half before them if need be. `ahead` is its distance from the producer.
+///
+/// The last quadword makes the entry valid, so it must be seen last; it is seen whole, so that in a collapsed queue the
+/// counter of one completion is never there with the opcode of another.
+pub(super) fn put(host: &Host, cq: &Cq, ahead: u32, first_half: &[u8], entry: &[u8]) -> bool {
+    let slot = match cq.collapsed {
+        true => 0,
+        false => cq.producer.wrapping_add(ahead) & ((1 << cq.log_size) - 1),
+    };
+    // In an entry of 128 bytes the completion is the second half.
+    let offset = u64::from(slot) * cq.entry + (cq.entry - cqe::SIZE as u64);
+    let first_half = match first_half {
+        [] if cq.padded => &[0; cqe::SIZE],
+        given => given,
+    };
+    let written = first_half.is_empty()
+        || cq
+            .buffer
+            .locate(offset - cqe::SIZE as u64)
+            .is_some_and(|(addr, _)| host.write(addr, first_half).is_ok());
+    written
+        && cq
+            .buffer
+            .locate(offset)
+            .is_some_and(|(addr, _)| host.write_entry(addr, entry).is_ok())
+}
+
+/// An entry could not be written: nothing more is.
+pub(super) fn write_failed(device: &mut Device, cqn: u32) {
+    if let Some(cq) = device.cqs.get_mut(cqn) {
+        cq.status = CqStatus::WriteFail;
+        event::cq_error(device, cqn, cq_error::ACCESS_VIOLATION);
+    }
+}
+
+/// Counts entries that have been written, and sends the event that somebody may wait for.
+pub(super) fn written(device: &mut Device, cqn: u32, count: u32, wanted: bool) {
+    let Some(cq) = device.cqs.get_mut(cqn) else {
+        return;
+    };
+    cq.producer = cq.producer.wrapping_add(count) & INDEX;
+    if wanted {
+        cq.last_solicited = cq.producer;
+    }
+    if cq.arm == Arm::Any || cq.arm == Arm::Solicited && wanted {
+        fire(device, cqn);
+    }
+}
+
+/// Writes an entry to a completion queue. `false` if the queue has failed.
+pub(super) fn write_entry(device: &mut Device, cqn: u32, completion: &Completion) -> bool {
     let clock = crate::hca::clock::ticks();
     let Some(cq) = device.cqs.get_mut(cqn) else {
         return false;
@@ -368,74 +441,46 @@ pub(super) fn write(device: &mut Device, cqn: u32, completion: &Completion) -> b
     if cq.status != CqStatus::Ok {
         return false;
     }
-    let size = 1u32 << cq.log_size;
-    if !cq.overrun_ignore && !cq.collapsed && cq.producer.wrapping_sub(cq.consumer) & INDEX >= size
-    {
-        // The consumer may have moved since we last looked.
-        if let Ok(word) = device.host.read_be32(cq.dbr + dbr::CQ_CONSUMER) {
-            cq.consumer = word & INDEX;
-        }
-        if cq.producer.wrapping_sub(cq.consumer) & INDEX >= size {
-            cq.status = CqStatus::Overflow;
-            device.counters.cq_overruns += 1;
-            let rule =
-                "a queue has room for all completions that can arrive before they are consumed";
-            device.refuse(
-                format!("cq {cqn:#x}"),
-                "producer",
-                completion.qpn,
-                rule,
-                "PRM CQC",
-            );
-            event::cq_error(device, cqn, cq_error::OVERRUN);
-            return false;
-        }
-    }
-    let mut entry = completion.encode(clock);
-    let (slot, owner) = if cq.collapsed {
-        (0, 0)
-    } else {
-        (cq.producer & (size - 1), (cq.producer >> cq.log_size) & 1)
-    };
-    cqe::owner.set(&mut entry, u64::from(owner));
-    // In an entry of 128 bytes the completion is the second half.
-    let offset = u64::from(slot) * cq.entry + (cq.entry - cqe::SIZE as u64);
-    // The last quadword makes the entry valid, so it must be seen last; it is seen whole, so that in a collapsed queue the
-    // counter of one completion is never there with the opcode of another.
-    let first_half = match &completion.scattered {
-        Some(data) if data.wide && cq.entry == 128 => Some(data.bytes()),
-        _ if cq.padded => Some(&[0; cqe::SIZE][..]),
-        _ => None,
-    };
-    let first_half = first_half.is_none_or(|bytes| {
-        cq.buffer
-            .locate(offset - cqe::SIZE as u64)
-            .is_some_and(|(addr, _)| device.host.write(addr, bytes).is_ok())
-    });
-    let written = first_half
-        && cq
-            .buffer
-            .locate(offset)
-            .is_some_and(|(addr, _)| device.host.write_entry(addr, &entry).is_ok());
-    if !written {
-        cq.status = CqStatus::WriteFail;
-        event::cq_error(device, cqn, cq_error::ACCESS_VIOLATION);
+    if !has_room(&device.host, cq, 0) {
+        cq.status = CqStatus::Overflow;
+        device.counters.cq_overruns += 1;
+        let rule = "a queue has room for all completions that can arrive before they are consumed";
+        device.refuse(
+            format!("cq {cqn:#x}"),
+            "producer",
+            completion.qpn,
+            rule,
+            "PRM CQC",
+        );
+        event::cq_error(device, cqn, cq_error::OVERRUN);
         return false;
     }
-    cq.producer = cq.producer.wrapping_add(1) & INDEX;
+    let mut entry = completion.encode(clock);
+    cqe::owner.set(&mut entry, u64::from(owner(cq)));
+    let first_half = match &completion.scattered {
+        Some(data) if data.wide && cq.entry == 128 => data.bytes(),
+        _ => &[],
+    };
+    if !put(&device.host, cq, 0, first_half, &entry) {
+        write_failed(device, cqn);
+        return false;
+    }
     let failed = completion.failure.is_some() || completion.signature.is_some();
-    let wanted = completion.solicited || failed;
-    if wanted {
-        cq.last_solicited = cq.producer;
-    }
-    if cq.arm == Arm::Any || cq.arm == Arm::Solicited && wanted {
-        fire(device, cqn);
-    }
+    written(device, cqn, 1, completion.solicited || failed);
     if let Some(failure) = completion.failure {
         device.counters.error_cqes += 1;
         failure.report(device, completion);
     }
     true
+}
+
+/// Owner bit of the next entry: the lap around the ring.
+pub(super) fn owner(cq: &Cq) -> u32 {
+    if cq.collapsed {
+        0
+    } else {
+        (cq.producer >> cq.log_size) & 1
+    }
 }
 
 fn fire(device: &mut Device, cqn: u32) {

@@ -6,6 +6,7 @@ mod atomic;
 pub mod blueflame;
 mod completing;
 pub mod completion;
+pub mod compression;
 mod datagram;
 pub mod dc;
 pub mod doorbell;

@@ -128,7 +128,13 @@ layout! {
         num_of_uars_per_page = 0xa4[0; 32],
         log_max_dci_stream_channels = 0xb1[3; 5],
         log_max_dci_errored_streams = 0xb2[3; 5],
+        enhanced_cqe_compression = 0xb6[0; 1],
+        mini_cqe_resp_stride_index = 0xb7[4; 1],
         cqe_128_always = 0xb7[5; 1],
+        cqe_compression_128 = 0xb7[6; 1],
+        cqe_compression = 0xb7[7; 1],
+        cqe_compression_timeout = 0xb8[0; 16],
+        cqe_compression_max_num = 0xba[0; 16],
         uctx_cap = 0xd4[0; 32],
         // As for log_dma_mmo_max_size.
         dma_mmo_qp = 0xe9[0; 1],

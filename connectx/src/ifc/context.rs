@@ -158,6 +158,7 @@ layout! {
         cq_period_mode = 0x01[7; 2],
         cqe_comp_en = 0x02[1; 1],
         mini_cqe_res_format = 0x02[2; 2],
+        cqe_compression_layout = 0x03[6; 2],
         st = 0x02[4; 4],
         page_offset = 0x0a[4; 6],
         log_cq_size = 0x0c[3; 5],

@@ -169,6 +169,12 @@ layout! {
         solicited = 0x3f[6; 1],
         owner = 0x3f[7; 1],
     }
+    /// What a completion of a session has of its own (`mlx5_mini_cqe8`); a checksum has the hash's first half.
+    mini_cqe(0x08) {
+        checksum = 0x00[0; 16],
+        stridx = 0x02[0; 16],
+        byte_cnt = 0x04[0; 32],
+    }
     /// Arm word and CQ number as written to a UAR page's CQ register.
     cq_doorbell(0x08) {
         sequence = 0x00[2; 2],

@@ -321,6 +321,8 @@ pub struct Device {
     pub dc_sessions: u64,
     /// Queue pairs that have requests to acknowledge.
     pub acks: Vec<u32>,
+    /// Completion queues with a compressed session that is not yet written.
+    pub compressing: Vec<u32>,
     /// Completions that a fault holds back.
     pub held: Held,
     /// Packets to be sent.
@@ -373,6 +375,7 @@ impl Device {
             fetched: 0,
             dc_sessions: 0,
             acks: Vec::new(),
+            compressing: Vec::new(),
             held: Held::default(),
             outbox: VecDeque::new(),
             counters: Counters::default(),
@@ -439,6 +442,7 @@ impl Device {
         self.runnable.clear();
         self.timers = Timers::default();
         self.acks.clear();
+        self.compressing.clear();
         self.held = Held::default();
         self.faults.swallowed_slots = 0;
         self.outbox.clear();

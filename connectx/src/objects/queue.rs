@@ -3,6 +3,7 @@
 
 use super::memory::Buffer;
 use super::table::Weigh;
+use crate::engine::completion::Completion;
 
 /// An event queue.
 #[derive(Debug)]
@@ -65,6 +66,18 @@ pub enum CqStatus {
     WriteFail = 0xa,
 }
 
+/// What the mini CQEs of a compressed session hold beside the byte count, `cqc.mini_cqe_res_format`. Hash and checksum are
+/// those of Ethernet's packets: InfiniBand's have none, and zeros here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MiniFormat {
+    /// The hash.
+    Hash,
+    /// The checksum.
+    Checksum,
+    /// The checksum, and the WQE's counter, which is the title's and those after it in the other formats.
+    ChecksumStride,
+}
+
 /// A completion queue.
 #[derive(Debug)]
 pub struct Cq {
@@ -84,6 +97,10 @@ pub struct Cq {
     pub padded: bool,
     /// Every entry overwrites the first.
     pub collapsed: bool,
+    /// Compresses completions of receives.
+    pub compression: Option<MiniFormat>,
+    /// Completions of the session at hand, not yet written.
+    pub session: Vec<Completion>,
     /// Entries may overwrite ones not consumed.
     pub overrun_ignore: bool,
     /// Event queue.

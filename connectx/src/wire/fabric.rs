@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use super::packet::{Deth, Kind, Nak, Packet, Verdict};
 use super::payload::Payload;
 use super::port::{PortState, SM_LID};
+use crate::engine::compression;
 use crate::engine::held;
 use crate::engine::lent::{self, Located};
 use crate::engine::memory::Denied;
@@ -216,6 +217,7 @@ impl State {
         let mut now = Instant::now();
         loop {
             if budget.is_spent() {
+                self.devices.iter_mut().for_each(compression::close_all);
                 self.devices.iter_mut().for_each(responder::send_acks);
                 let left =
                     |device: &Device| !device.outbox.is_empty() || !device.runnable.is_empty();
@@ -226,6 +228,8 @@ impl State {
                 self.send(from, packet, now);
                 continue;
             }
+            // Who is told that a message has arrived finds that it has.
+            self.devices.iter_mut().for_each(compression::close_all);
             if self.acknowledge() || self.run_one(now, &mut budget) {
                 continue;
             }

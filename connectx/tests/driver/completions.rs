@@ -57,23 +57,34 @@ impl Raw {
 
     fn resize(&self, guest: &mut Guest, log: u32, cqe_sz: u64) -> Option<Self> {
         let entry = 64 << cqe_sz;
-        let len = entry << log;
-        let at = memory(guest, len);
-        let mut modify = input(opcode::MODIFY_CQ, 0x110);
-        header::op_mod.set(&mut modify, 1);
-        header::object.set(&mut modify, u64::from(self.cqn));
-        let context = command::modify_cq_in::cqc.bytes_mut(&mut modify);
-        cqc::log_cq_size.set(context, u64::from(log));
-        cqc::cqe_sz.set(context, cqe_sz);
-        modify.extend((0..len.div_ceil(4096)).flat_map(|p| (at + p * 4096).to_be_bytes()));
+        let at = memory(guest, entry << log);
         let resized = Self {
             at,
             entry,
             log,
             ..*self
         };
-        (status(&guest.command(modify, 16)) == 0).then_some(resized)
+        (resize(guest, self.cqn, at, log, cqe_sz) == 0).then_some(resized)
     }
+}
+
+/// Moves a queue; gives the status.
+fn resize(guest: &mut Guest, cqn: u32, at: u64, log: u32, cqe_sz: u64) -> u8 {
+    let len = 64u64 << cqe_sz << log;
+    let mut modify = input(opcode::MODIFY_CQ, 0x110);
+    header::op_mod.set(&mut modify, 1);
+    header::object.set(&mut modify, u64::from(cqn));
+    let context = command::modify_cq_in::cqc.bytes_mut(&mut modify);
+    cqc::log_cq_size.set(context, u64::from(log));
+    cqc::cqe_sz.set(context, cqe_sz);
+    modify.extend((0..len.div_ceil(4096)).flat_map(|p| (at + p * 4096).to_be_bytes()));
+    status(&guest.command(modify, 16))
+}
+
+/// Moves a queue to fresh memory for entries of a size; gives the status.
+pub fn resized_entries(guest: &mut Guest, cqn: u32, cqe_sz: u64) -> u8 {
+    let at = memory(guest, 4096);
+    resize(guest, cqn, at, 3, cqe_sz)
 }
 
 /// A queue pair whose sends complete there, connected to itself.

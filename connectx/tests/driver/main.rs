@@ -6,6 +6,7 @@ mod atomics;
 mod blueflame;
 mod bounds;
 mod completions;
+mod compression;
 mod device_memory;
 mod dynamic;
 mod errors;

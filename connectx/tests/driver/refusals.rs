@@ -22,12 +22,12 @@ use crate::guest::{
 };
 use crate::hostile::{Random, any_input, wild};
 use crate::{
-    atomics, blueflame, bounds, device_memory, dynamic, errors, faults, hostile, kept, lifecycle,
-    ownership, paging, queues, scatter, signatures, states, syndromes, traffic,
+    atomics, blueflame, bounds, compression, device_memory, dynamic, errors, faults, hostile, kept,
+    lifecycle, ownership, paging, queues, scatter, signatures, states, syndromes, traffic,
 };
 
 /// Places that are provoked. It can only go up: a new place comes with what provokes it.
-const PROVOKED: usize = 125;
+const PROVOKED: usize = 128;
 
 /// Parts of the model that refuse what drivers do; the others are its own programs and the stand-in GPU.
 const PARTS: [&str; 3] = ["cmd", "engine", "objects"];
@@ -356,6 +356,7 @@ fn provocations() {
         bounds::lists_of_all_objects_together_have_a_limit,
         bounds::one_page_cannot_be_given_for_ever,
         bounds::a_umem_stays_while_a_key_has_its_pages,
+        compression::what_the_device_does_not_compress_is_refused,
         device_memory::device_memory_is_given_once_and_taken_when_no_key_names_it,
         dynamic::a_wrong_key_is_counted_refused_and_an_event_when_armed,
         dynamic::a_stream_fails_alone_until_there_are_too_many,
