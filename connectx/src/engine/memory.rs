@@ -289,22 +289,17 @@ pub fn is_signed(device: &Device, key: u32) -> bool {
     find(&device.mkeys, key).is_ok_and(|key| key.bsf().is_some())
 }
 
-/// The access through a key with signatures. `None` if it has none.
-fn signed<T>(
+/// Does something under a key that permits it. What is denied is reported.
+fn permitted<T>(
     device: &Device,
     who: Accessor,
     range: Range,
     purpose: Purpose,
-    f: impl FnOnce(signature::Access<'_>) -> Result<T, Denied>,
-) -> Option<Result<T, Denied>> {
-    if !is_signed(device, range.key) {
-        return None;
-    }
-    let done = examine(&device.mkeys, who, range, purpose).and_then(|key| {
-        let access = signature::Access::new(device, key, range);
-        f(access.ok_or(Denied::Key)??)
-    });
-    Some(done.inspect_err(|denied| report(device, who, range, purpose, *denied)))
+    f: impl FnOnce(&Mkey) -> Result<T, Denied>,
+) -> Result<T, Denied> {
+    examine(&device.mkeys, who, range, purpose)
+        .and_then(f)
+        .inspect_err(|denied| report(device, who, range, purpose, *denied))
 }
 
 fn report(device: &Device, who: Accessor, range: Range, purpose: Purpose, denied: Denied) {
@@ -347,9 +342,19 @@ fn report(device: &Device, who: Accessor, range: Range, purpose: Purpose, denied
 
 /// Checks an access without doing it.
 pub fn check(device: &Device, who: Accessor, range: Range, purpose: Purpose) -> Result<(), Denied> {
-    examine(&device.mkeys, who, range, purpose)
-        .map(|_| ())
-        .inspect_err(|denied| report(device, who, range, purpose, *denied))
+    permitted(device, who, range, purpose, |_| Ok(()))
+}
+
+/// Fails with the page that is missing of a range, if one is.
+fn present(device: &Device, key: &Mkey, range: Range, purpose: Purpose) -> Result<(), Denied> {
+    // With signatures, what is where is found when it is done.
+    if key.bsf().is_some() || in_one_page(key, range, purpose.writes()).is_some() {
+        return Ok(());
+    }
+    match walk_key(device, key, range, purpose, &mut |_, _| Ok(())) {
+        Err(denied @ Denied::Absent { .. }) => Err(denied),
+        _ => Ok(()),
+    }
 }
 
 /// The page that an access waits for, if one is missing.
@@ -359,16 +364,8 @@ pub(super) fn absent(
     range: Range,
     purpose: Purpose,
 ) -> Option<Denied> {
-    let keys = &device.mkeys;
-    let key = examine(keys, who, range, purpose).ok()?;
-    if key.bsf().is_some() {
-        // What is where is found when it is done.
-        return None;
-    }
-    let walked = walk(keys, key, range, How::of(purpose), &mut |_, _| Ok(()), 0);
-    walked
-        .err()
-        .filter(|denied| matches!(denied, Denied::Absent { .. }))
+    let key = examine(&device.mkeys, who, range, purpose).ok()?;
+    present(device, key, range, purpose).err()
 }
 
 /// Checks an access without doing it, and that the memory is there.
@@ -378,8 +375,9 @@ pub(super) fn check_present(
     range: Range,
     purpose: Purpose,
 ) -> Result<(), Denied> {
-    check(device, who, range, purpose)?;
-    absent(device, who, range, purpose).map_or(Ok(()), Err)
+    permitted(device, who, range, purpose, |key| {
+        present(device, key, range, purpose)
+    })
 }
 
 /// What is done to each contiguous piece: bus address, and the part of the range that it is.
@@ -403,6 +401,21 @@ fn in_one_page(key: &Mkey, range: Range, write: bool) -> Option<u64> {
     (range.len > 0 && range.len <= left).then_some(bus)
 }
 
+/// Calls `f` for each contiguous piece of a range under a key that permits it and has no signatures.
+fn pieces(
+    device: &Device,
+    key: &Mkey,
+    range: Range,
+    purpose: Purpose,
+    f: &mut PieceFn<'_>,
+) -> Result<(), Denied> {
+    let mut on_host = |bus, part| f(&device.host, bus, part);
+    match in_one_page(key, range, purpose.writes()) {
+        Some(bus) => on_host(bus, 0..range.len as usize),
+        None => walk_key(device, key, range, purpose, &mut on_host),
+    }
+}
+
 /// Calls `f` for each contiguous piece of a range, once it is known to be permitted.
 pub(super) fn each(
     device: &Device,
@@ -411,19 +424,10 @@ pub(super) fn each(
     purpose: Purpose,
     f: &mut PieceFn<'_>,
 ) -> Result<(), Denied> {
-    let keys = &device.mkeys;
-    let mut on_host = |bus, part| f(&device.host, bus, part);
-    examine(keys, who, range, purpose)
-        .and_then(|key| {
-            if key.bsf().is_some() {
-                return Err(Denied::Signature);
-            }
-            if let Some(bus) = in_one_page(key, range, purpose.writes()) {
-                return on_host(bus, 0..range.len as usize);
-            }
-            walk(keys, key, range, How::of(purpose), &mut on_host, 0)
-        })
-        .inspect_err(|denied| report(device, who, range, purpose, *denied))
+    permitted(device, who, range, purpose, |key| match key.bsf() {
+        Some(_) => Err(Denied::Signature),
+        None => pieces(device, key, range, purpose, f),
+    })
 }
 
 /// Reads `buf.len()` bytes at an address under a key.
@@ -440,12 +444,14 @@ pub fn read(
         address,
         len: buf.len() as u64,
     };
-    if let Some(read) = signed(device, who, range, purpose, |access| access.read(buf)) {
-        return read;
-    }
-    each(device, who, range, purpose, &mut |host, bus, part| {
-        let piece = buf.get_mut(part).ok_or(Denied::Translation)?;
-        host.read(bus, piece).map_err(|_| Denied::Dma)
+    permitted(device, who, range, purpose, |key| {
+        if let Some(access) = signature::Access::new(device, key, range) {
+            return access?.read(buf);
+        }
+        pieces(device, key, range, purpose, &mut |host, bus, part| {
+            let piece = buf.get_mut(part).ok_or(Denied::Translation)?;
+            host.read(bus, piece).map_err(|_| Denied::Dma)
+        })
     })
 }
 
@@ -463,11 +469,13 @@ pub fn write(
         address,
         len: data.len() as u64,
     };
-    if let Some(written) = signed(device, who, range, purpose, |access| access.write(data)) {
-        return written;
-    }
-    each(device, who, range, purpose, &mut |host, bus, part| {
-        data.part(part).store(host, bus)
+    permitted(device, who, range, purpose, |key| {
+        if let Some(access) = signature::Access::new(device, key, range) {
+            return access?.write(data);
+        }
+        pieces(device, key, range, purpose, &mut |host, bus, part| {
+            data.part(part).store(host, bus)
+        })
     })
 }
 
