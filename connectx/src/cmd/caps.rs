@@ -261,29 +261,20 @@ impl Capabilities {
         if !cap::pg.is_set(&self.current) {
             return caps;
         }
-        for (field, value) in [
-            (odp_cap::memory_page_prefetch, 1),
-            (odp_cap::memory_rc, ALL),
-            (odp_cap::memory_ud, SEND),
-            (odp_cap::memory_xrc, ALL),
-            (odp_cap::memory_dc, ALL),
-            (
-                odp_cap::mem_page_fault,
-                u64::from(!current || self.memory_page_faults),
-            ),
-        ] {
-            field.set(&mut caps, value);
-        }
+        let in_force = current && self.memory_page_faults;
+        odp_cap::memory_page_prefetch.set(&mut caps, 1);
+        odp_cap::mem_page_fault.set(&mut caps, u64::from(!current || in_force));
         // rdma-core looks for the services where drivers did that knew no scheme but by transports (get_dc_odp_caps). They
         // are there once the other is in force, so that nobody takes them for that one.
-        if current && self.memory_page_faults {
-            for (field, value) in [
-                (odp_cap::transport_rc, ALL),
-                (odp_cap::transport_ud, SEND),
-                (odp_cap::transport_xrc, ALL),
-                (odp_cap::transport_dc, ALL),
-            ] {
-                field.set(&mut caps, value);
+        for (by_memory, by_transport, services) in [
+            (odp_cap::memory_rc, odp_cap::transport_rc, ALL),
+            (odp_cap::memory_ud, odp_cap::transport_ud, SEND),
+            (odp_cap::memory_xrc, odp_cap::transport_xrc, ALL),
+            (odp_cap::memory_dc, odp_cap::transport_dc, ALL),
+        ] {
+            by_memory.set(&mut caps, services);
+            if in_force {
+                by_transport.set(&mut caps, services);
             }
         }
         caps

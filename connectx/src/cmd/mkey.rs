@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::{Reject, Reply, Request, admit, admit_entries, listed_pages, ok, ok_object, when};
+use super::{Reject, Reply, Request, admit, listed_pages, ok, ok_object, when};
 use crate::ifc::be64_list;
 use crate::ifc::command::{create_mkey_in, query_mkey_out};
 use crate::ifc::context::mkc;
@@ -48,7 +48,7 @@ fn translation(
         // A key made free gets its entries by work requests; what it has room for is settled here.
         mode::MTT if mkc::free.is_set(context) => Ok(Translation::Pages {
             pages: Pages {
-                addresses: vec![ABSENT; room(device, context)? * 2].into(),
+                addresses: vec![ABSENT; room(context)? * 2].into(),
                 log_size: mkc::log_page_size.get32(context).clamp(12, 31),
             },
             page_offset: 0,
@@ -59,7 +59,7 @@ fn translation(
                 key: 0,
                 address: 0,
             };
-            let entries = vec![none; room(device, context)?].into();
+            let entries = vec![none; room(context)?].into();
             Ok(indirect(mode, context, entries))
         }
         mode::MTT => page_translation(device, request, context),
@@ -118,7 +118,7 @@ fn indirect(mode: u64, context: &[u8], entries: Arc<[KeyEntry]>) -> Translation 
 
 /// Entries that a free key has room for, in octowords. They are there as soon as the key is, whatever is put into them, so
 /// a command of a few bytes must not ask for many.
-fn room(device: &Device, context: &[u8]) -> Result<usize, Reject> {
+fn room(context: &[u8]) -> Result<usize, Reject> {
     /// The capability `log_max_klm_list_size`.
     const MOST: u64 = 1 << 16;
     let octowords = mkc::translations_octword_size.get(context);
@@ -127,8 +127,6 @@ fn room(device: &Device, context: &[u8]) -> Result<usize, Reject> {
         let rule = "at most 2^log_max_klm_list_size";
         return Err(Reject::param(field, octowords, rule));
     }
-    // Looked at before there is a list to weigh.
-    admit_entries(device, octowords as usize * 2)?;
     Ok(octowords as usize)
 }
 

@@ -460,11 +460,7 @@ fn listed_pages(list: &[u8], log_page_size: u32, start: u64, len: u64) -> Result
 
 /// Checks that there is room for what a new object, or an object's new lists, would hold.
 fn admit(device: &Device, object: &impl Weigh) -> Result<(), Reject> {
-    admit_entries(device, object.entries())
-}
-
-fn admit_entries(device: &Device, entries: usize) -> Result<(), Reject> {
-    let held = device.translations() + entries;
+    let held = device.translations() + object.entries();
     if held <= TRANSLATIONS {
         return Ok(());
     }

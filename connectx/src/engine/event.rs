@@ -59,7 +59,7 @@ fn post(device: &mut Device, eqn: u32, mut entry: [u8; eqe::SIZE]) -> bool {
     true
 }
 
-/// Posts an asynchronous event to every queue that takes its type. False if none does.
+/// Posts an asynchronous event to every queue that takes its type. False if none could take it.
 fn broadcast(device: &mut Device, event_type: u8, entry: [u8; eqe::SIZE]) -> bool {
     let takers: Vec<u32> = device
         .eqs

@@ -695,13 +695,15 @@ fn absent(device: &Device, qp: &Qp, wqe: &Wqe) -> Option<Denied> {
     if !copies && wqe.operation != Operation::Dump {
         return None;
     }
-    let purposes = [Purpose::LocalRead, Purpose::LocalWrite];
     wqe.gather.iter().enumerate().find_map(|(i, sge)| {
         let mut range = memory::Range::from(*sge);
         if !copies {
             range.len = range.len.min(DUMPED);
         }
-        let purpose = purposes[usize::from(copies && i == 1)];
+        let purpose = match copies && i == 1 {
+            true => Purpose::LocalWrite,
+            false => Purpose::LocalRead,
+        };
         memory::absent(device, accessor(qp), range, purpose)
     })
 }

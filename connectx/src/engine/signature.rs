@@ -34,13 +34,18 @@ struct Stored {
 }
 
 impl Stored {
-    /// A block of it; what is not there is missing.
-    fn block(&self, domain: &Domain, block: u64) -> &[u8] {
-        let Some(from) = (block * domain.block).checked_sub(self.start) else {
+    /// A range of it; empty if not all of it is there.
+    fn range(&self, start: u64, end: u64) -> &[u8] {
+        let Some(from) = start.checked_sub(self.start) else {
             return &[];
         };
-        let range = from as usize..(from + domain.block) as usize;
+        let range = from as usize..(end - self.start) as usize;
         self.data.get(range).unwrap_or_default()
+    }
+
+    fn block(&self, domain: &Domain, block: u64) -> &[u8] {
+        let start = block * domain.block;
+        self.range(start, start + domain.block)
     }
 
     fn signature(&self, block: u64) -> Option<u64> {
@@ -317,28 +322,14 @@ impl<'a> Access<'a> {
             for block in ending(Some(memory), data) {
                 let end = (block + 1) * memory.block;
                 let content = stored.block(memory, block);
-                image.extend_from_slice(
-                    stored
-                        .data
-                        .get(self.within(&stored, at, end))
-                        .unwrap_or_default(),
-                );
+                image.extend_from_slice(stored.range(at, end));
                 let value = memory.generate(self.transients.0, block, content);
                 image.extend_from_slice(&memory.to_bytes(value)[..memory.signature()]);
                 at = end;
             }
         }
-        image.extend_from_slice(
-            stored
-                .data
-                .get(self.within(&stored, at, data.1))
-                .unwrap_or_default(),
-        );
+        image.extend_from_slice(stored.range(at, data.1));
         self.store(self.bsf.in_memory(data.0), &image)
-    }
-
-    fn within(&self, stored: &Stored, start: u64, end: u64) -> std::ops::Range<usize> {
-        (start - stored.start) as usize..(end - stored.start) as usize
     }
 
     fn store(&self, offset: u64, image: &[u8]) -> Result<(), Denied> {

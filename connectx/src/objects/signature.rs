@@ -250,27 +250,21 @@ impl Bsf {
             }
         }
         let selector = bsf::mem_bs_selector.get(&bytes);
-        let memory = match selector {
-            0 => None,
-            _ => Some(Domain {
-                kind: kind_of(bsf::m_bfs.get(&bytes), bsf::m_inl.bytes(&bytes))?,
-                block: block_size("mem.bs_selector", selector)?,
-                psv: bsf::m_psv.get32(&bytes),
-            }),
-        };
+        let memory = domain(
+            ("mem.bs_selector", selector),
+            (bsf::m_bfs.get(&bytes), bsf::m_inl.bytes(&bytes)),
+            bsf::m_psv.get32(&bytes),
+        )?;
         let same = bsf::sbs.is_set(&bytes);
         let selector = match same {
             true => selector,
             false => bsf::wire.get(&bytes),
         };
-        let wire = match selector {
-            0 => None,
-            _ => Some(Domain {
-                kind: kind_of(bsf::w_bfs.get(&bytes), bsf::w_inl.bytes(&bytes))?,
-                block: block_size("wire.bs_selector", selector)?,
-                psv: bsf::w_psv.get32(&bytes),
-            }),
-        };
+        let wire = domain(
+            ("wire.bs_selector", selector),
+            (bsf::w_bfs.get(&bytes), bsf::w_inl.bytes(&bytes)),
+            bsf::w_psv.get32(&bytes),
+        )?;
         let structure = |domain: Option<Domain>| domain.map(|d| (d.block, d.signature()));
         if same && (memory.is_none() || structure(memory) != structure(wire)) {
             let rule = "where the block structure is the same, both domains have one";
@@ -314,6 +308,23 @@ impl Bsf {
             _ => self.in_memory(data),
         }
     }
+}
+
+/// A domain: the selector of its blocks, by its name, of their format, with the inline part, and its PSV. Without blocks
+/// there are no signatures.
+fn domain(
+    (field, blocks): (&'static str, u64),
+    (format, inline): (u64, &[u8]),
+    psv: u32,
+) -> Result<Option<Domain>, Wrong> {
+    if blocks == 0 {
+        return Ok(None);
+    }
+    Ok(Some(Domain {
+        kind: kind_of(format, inline)?,
+        block: block_size(field, blocks)?,
+        psv,
+    }))
 }
 
 /// Sizes of blocks (`bs_selector` of drivers/infiniband/hw/mlx5/wr.c, and of rdma-core's qp.c).

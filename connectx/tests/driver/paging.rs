@@ -77,6 +77,13 @@ fn two() -> (Vec<Guest>, [Side; 2], [Demand; 2]) {
     (guests, sides, demands)
 }
 
+/// Has a sender wait for what it is to read.
+fn starved(guest: &mut Guest, side: &mut Side, demand: &Demand) -> PageFault {
+    let from = pointer(8, demand.key, demand.at);
+    side.qp.post(guest, send::SEND, 0, &[from]);
+    eventually(|| guest.page_fault())
+}
+
 fn data(len: u64) -> Vec<u8> {
     (0..len).map(|i| (i / 7 % 251) as u8).collect()
 }
@@ -312,26 +319,14 @@ pub fn a_page_that_cannot_be_provided_fails_the_access() {
 fn faults_end_with_what_they_are_of() {
     // The queue pair is destroyed: a late answer is taken once.
     let (mut guests, [mut a, _], demands) = two();
-    a.qp.post(
-        &guests[0],
-        send::SEND,
-        0,
-        &[pointer(8, demands[0].key, demands[0].at)],
-    );
-    let fault = eventually(|| guests[0].page_fault());
+    let fault = starved(&mut guests[0], &mut a, &demands[0]);
     assert_eq!(guests[0].on_object(opcode::DESTROY_QP, a.qp.qpn), 0);
     assert_eq!(guests[0].resume(fault.token, false), 0);
     assert_ne!(guests[0].resume(fault.token, false), 0);
 
     // It is put in error: the WQE is flushed at once.
     let (mut guests, [mut a, _], demands) = two();
-    a.qp.post(
-        &guests[0],
-        send::SEND,
-        0,
-        &[pointer(8, demands[0].key, demands[0].at)],
-    );
-    let fault = eventually(|| guests[0].page_fault());
+    let fault = starved(&mut guests[0], &mut a, &demands[0]);
     assert_eq!(a.qp.modify(&mut guests[0], opcode::TO_ERR_QP, |_| {}), 0);
     assert_eq!(a.send.wait(&guests[0]).syndrome, syndrome::WR_FLUSH);
     assert_eq!(guests[0].resume(fault.token, true), 0);
@@ -339,13 +334,7 @@ fn faults_end_with_what_they_are_of() {
     // The key is destroyed: the driver knows no page for it, and without one the access has no key.
     for error in [false, true] {
         let (mut guests, [mut a, _], demands) = two();
-        a.qp.post(
-            &guests[0],
-            send::SEND,
-            0,
-            &[pointer(8, demands[0].key, demands[0].at)],
-        );
-        let fault = eventually(|| guests[0].page_fault());
+        let fault = starved(&mut guests[0], &mut a, &demands[0]);
         let key = demands[0].key >> 8;
         assert_eq!(guests[0].on_object(opcode::DESTROY_MKEY, key), 0);
         assert_eq!(guests[0].resume(fault.token, error), 0);
@@ -356,13 +345,7 @@ fn faults_end_with_what_they_are_of() {
 #[test]
 pub fn after_a_reset_nothing_waits() {
     let (mut guests, [mut a, _], demands) = two();
-    a.qp.post(
-        &guests[0],
-        send::SEND,
-        0,
-        &[pointer(8, demands[0].key, demands[0].at)],
-    );
-    let fault = eventually(|| guests[0].page_fault());
+    let fault = starved(&mut guests[0], &mut a, &demands[0]);
     guests[0].ok(input(opcode::TEARDOWN_HCA, 16), 16);
     guests[0].ok(input(opcode::INIT_HCA, 32), 16);
     assert_ne!(
