@@ -30,6 +30,7 @@ pub(crate) mod glue {
         bindings::{
             dma_buf,
             file,
+            page,
             pci_dev,
             pid, //
         },

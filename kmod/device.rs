@@ -190,8 +190,10 @@ fn call<T: Argument + FromBytes + AsBytes>(
 fn info(argument: &mut ibgda_info) -> Result {
     argument.abi_version = IBGDA_ABI_VERSION;
     argument.page_size = IBGDA_PAGE_SIZE;
-    argument.features =
-        doorbell::FEATURES | u64::from(IBGDA_FEATURE_EVENTS) | u64::from(IBGDA_FEATURE_REBIND);
+    argument.features = doorbell::FEATURES
+        | queue::FEATURES
+        | u64::from(IBGDA_FEATURE_EVENTS)
+        | u64::from(IBGDA_FEATURE_REBIND);
     argument.max_doorbells = session::MAX_DOORBELLS;
     argument.max_queues = session::MAX_QUEUES;
     argument.max_queue_bytes = queue::MAX_BYTES;

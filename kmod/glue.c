@@ -13,6 +13,7 @@
 #include <linux/pid.h>
 #include <linux/rcupdate.h>
 #include <linux/sched/signal.h>
+#include <linux/set_memory.h>
 #include <linux/slab.h>
 #include <linux/workqueue.h>
 #include <rdma/ib_cache.h>
@@ -280,16 +281,16 @@ unsigned long ibgda_c_pgprot(unsigned long prot, u32 mem_type)
 }
 
 /*
- * The type that is in force for an ioremap()ed page. On x86 the kernel gives
+ * The type that is in force for a page that the kernel maps. On x86 the kernel gives
  * an address one type for all its mappings and changes later requests
  * silently; elsewhere each mapping has what it asked for. pte_val() and the
  * page-table bits are macros.
  */
-u32 ibgda_c_mem_type(void *ioremapped, u32 asked)
+u32 ibgda_c_mem_type(void *mapped, u32 asked)
 {
 #ifdef CONFIG_X86
 	unsigned int level;
-	pte_t *pte = lookup_address((unsigned long)ioremapped, &level);
+	pte_t *pte = lookup_address((unsigned long)mapped, &level);
 	u64 bits;
 
 	if (!pte)
@@ -300,5 +301,36 @@ u32 ibgda_c_mem_type(void *ioremapped, u32 asked)
 	return bits ? IBGDA_MEM_UC : IBGDA_MEM_WB;
 #else
 	return asked;
+#endif
+}
+
+/*
+ * Gives pages a type, in the kernel's own mapping of them. Only x86 has such
+ * functions, which its Rust bindings do not have, and page_address() is a
+ * macro. Without PAT the kernel takes UC for WC and says that it did well.
+ */
+int ibgda_c_set_pages_type(struct page **pages, int count, u32 mem_type)
+{
+#ifdef CONFIG_X86
+	int error;
+
+	switch (mem_type) {
+	case IBGDA_MEM_WC:
+		error = set_pages_array_wc(pages, count);
+		break;
+	case IBGDA_MEM_UC:
+		error = set_pages_array_uc(pages, count);
+		break;
+	default:
+		return set_pages_array_wb(pages, count);
+	}
+	if (error)
+		return error;
+	if (ibgda_c_mem_type(page_address(pages[0]), mem_type) == mem_type)
+		return 0;
+	error = set_pages_array_wb(pages, count);
+	return error ?: -EOPNOTSUPP;
+#else
+	return -EOPNOTSUPP;
 #endif
 }

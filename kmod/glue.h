@@ -11,6 +11,7 @@
 struct dma_buf;
 struct file;
 struct ib_device;
+struct page;
 struct pci_dev;
 struct pid;
 
@@ -30,7 +31,8 @@ u32 ibgda_c_domain(struct pci_dev *pdev);
 bool ibgda_c_dead(struct pid *tgid);
 bool ibgda_c_node_has_memory(int node);
 unsigned long ibgda_c_pgprot(unsigned long prot, u32 mem_type);
-u32 ibgda_c_mem_type(void *ioremapped, u32 asked);
+u32 ibgda_c_mem_type(void *mapped, u32 asked);
+int ibgda_c_set_pages_type(struct page **pages, int count, u32 mem_type);
 
 /* In Rust: what the client of glue.c calls. */
 void ibgda_nic_arrives(struct ib_device *ibdev, struct pci_dev *pdev,

@@ -149,8 +149,19 @@ unsafe fn vma_start(vma: *mut bindings::vm_area_struct) -> usize {
 /// What is at a place in the file.
 enum Kind {
     Doorbell(u32),
-    Queue,
+    Queue(u32),
     Status,
+}
+
+/// # Safety
+///
+/// The mapping is being set up by this thread.
+unsafe fn set_type(vma: *mut bindings::vm_area_struct, mem_type: u32) {
+    // SAFETY: The caller's promise.
+    unsafe {
+        let prot = &mut (*vma).vm_page_prot.pgprot;
+        *prot = glue::ibgda_c_pgprot(*prot, mem_type);
+    }
 }
 
 /// `mmap`.
@@ -165,7 +176,7 @@ pub(crate) fn mmap(session: &Session, vma: &VmaNew) -> Result {
         let inner = session.lock();
         match inner.objects.get(&page).map(|named| &named.object) {
             Some(Object::Doorbell(doorbell)) => (Kind::Doorbell(doorbell.grant.mem_type), 1),
-            Some(Object::Queue(queue)) => (Kind::Queue, queue.pages()),
+            Some(Object::Queue(queue)) => (Kind::Queue(queue.mem_type()), queue.pages()),
             None => return Err(EINVAL),
         }
     };
@@ -190,15 +201,16 @@ pub(crate) fn mmap(session: &Session, vma: &VmaNew) -> Result {
             // SAFETY: The mapping is being set up by this thread, and is shared, as PFNMAP wants it.
             unsafe {
                 (*raw).__bindgen_anon_2.vm_flags |= flags::PFNMAP;
-                let prot = &mut (*raw).vm_page_prot.pgprot;
-                *prot = glue::ibgda_c_pgprot(*prot, mem_type);
+                set_type(raw, mem_type);
             }
         }
-        Kind::Queue => {
+        Kind::Queue(mem_type) => {
             if vma.flags() & flags::SHARED == 0 {
                 return Err(EINVAL);
             }
             vma.set_mixedmap();
+            // SAFETY: The mapping is being set up by this thread.
+            unsafe { set_type(raw, mem_type) };
         }
         Kind::Status => {
             vma.try_clear_maywrite()?;

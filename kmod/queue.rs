@@ -4,6 +4,9 @@
 //!
 //! They are ordinary pages in an ordinary mapping, so that mlx5's UMEM registration and CUDA's host registration both
 //! accept it; either may outlive our handle, and then keeps the pages by its own references.
+//!
+//! Uncacheable and write-combining memory are so in the kernel's own mapping too, so that no page ever has two types. It
+//! becomes write-back again when it is given back, after the last mapping of it by user space is gone.
 
 use crate::{
     abi::{
@@ -19,7 +22,10 @@ use crate::{
 };
 use kernel::{
     bindings,
-    error::code::*,
+    error::{
+        code::*,
+        to_result, //
+    },
     mm::{
         Mm,
         MmWithUser, //
@@ -70,9 +76,17 @@ impl Drop for LockedPages {
     }
 }
 
+/// As `ibgda_info` has it.
+pub(crate) const FEATURES: u64 = if cfg!(CONFIG_X86) {
+    IBGDA_FEATURE_QUEUE_UC as u64 | IBGDA_FEATURE_QUEUE_WC as u64
+} else {
+    0
+};
+
 /// See the module's documentation.
 pub(crate) struct Queue {
     pages: KVVec<*mut bindings::page>,
+    mem_type: u32,
     _locked: LockedPages,
 }
 
@@ -82,10 +96,11 @@ unsafe impl Send for Queue {}
 unsafe impl Sync for Queue {}
 
 impl Queue {
-    fn new(mm: &Mm, count: usize, node: i32) -> Result<Self> {
+    fn new(mm: &Mm, count: usize, node: i32, mem_type: u32) -> Result<Self> {
         let locked = LockedPages::charge(mm, count)?;
         let mut queue = Self {
             pages: KVVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?,
+            mem_type: IBGDA_MEM_WB,
             _locked: locked,
         };
         // What a user asks for must not have the kernel kill processes for it.
@@ -114,7 +129,28 @@ impl Queue {
             }
             queue.pages.push(page, GFP_KERNEL_ACCOUNT)?;
         }
+        if mem_type != IBGDA_MEM_WB {
+            queue.set_type(mem_type)?;
+            queue.mem_type = mem_type;
+        }
         Ok(queue)
+    }
+
+    /// Of all pages, or of none. `EOPNOTSUPP`: the architecture or its settings do not have the type.
+    fn set_type(&mut self, mem_type: u32) -> Result {
+        // SAFETY: The pages are ours, and user space maps none of them now.
+        to_result(unsafe {
+            glue::ibgda_c_set_pages_type(
+                self.pages.as_mut_ptr(),
+                self.pages.len() as c_int,
+                mem_type,
+            )
+        })
+    }
+
+    /// The type in force.
+    pub(crate) fn mem_type(&self) -> u32 {
+        self.mem_type
     }
 
     /// How many.
@@ -130,6 +166,11 @@ impl Queue {
 
 impl Drop for Queue {
     fn drop(&mut self) {
+        if self.mem_type != IBGDA_MEM_WB && self.set_type(IBGDA_MEM_WB).is_err() {
+            // Who gets such a page next would be slow and not know why.
+            pr_warn!("{} pages stay uncacheable and are lost\n", self.pages.len());
+            return;
+        }
         for &page in &self.pages {
             // SAFETY: Our reference; mappings and pins have their own.
             unsafe { bindings::__free_pages(page, 0) };
@@ -148,6 +189,7 @@ pub(crate) fn alloc(session: &Arc<Session>, argument: &mut ibgda_queue_alloc) ->
     }
     match argument.mem_type {
         IBGDA_MEM_WB => {}
+        IBGDA_MEM_UC | IBGDA_MEM_WC if FEATURES != 0 => {}
         IBGDA_MEM_UC | IBGDA_MEM_WC => return Err(EOPNOTSUPP),
         _ => return Err(EINVAL),
     }
@@ -159,7 +201,7 @@ pub(crate) fn alloc(session: &Arc<Session>, argument: &mut ibgda_queue_alloc) ->
     };
 
     let count = (argument.length >> PAGE_SHIFT) as usize;
-    let queue = Queue::new(session.owner.mm(), count, node)?;
+    let queue = Queue::new(session.owner.mm(), count, node, argument.mem_type)?;
     let page = new_pages(count as u64)?;
     let reservation = Reservation::new(GFP_KERNEL_ACCOUNT)?;
     argument.handle = session.insert(reservation, page, Object::Queue(queue))?;

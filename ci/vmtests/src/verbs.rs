@@ -9,6 +9,7 @@ use ibgda_verbs_sys::{
 use std::{
     ffi::CStr,
     fs, io,
+    marker::PhantomData,
     os::fd::{AsRawFd, BorrowedFd, OwnedFd},
     ptr::{self, NonNull},
     sync::atomic::{Ordering, fence},
@@ -70,6 +71,18 @@ impl Verbs {
     /// The protection domain.
     pub(crate) fn pd(&self) -> *mut sys::ibv_pd {
         self.pd.as_ptr()
+    }
+
+    /// Registers a mapping's memory, for as long as the result lives.
+    pub fn register(&self, address: *mut u8, length: usize) -> Registration<'_> {
+        let access = sys::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE
+            | sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE;
+        // SAFETY: uverbs pins the pages, which may then lose their mapping.
+        let mr = unsafe { sys::ibv_reg_mr(self.pd(), address.cast(), length, access.0 as i32) };
+        Registration {
+            mr: NonNull::new(mr).expect("register memory"),
+            _verbs: PhantomData,
+        }
     }
 
     /// The command file.
@@ -214,13 +227,17 @@ impl Drop for Umem {
     }
 }
 
+/// An MR.
 #[derive(Debug)]
-struct Registration(NonNull<sys::ibv_mr>);
+pub struct Registration<'a> {
+    mr: NonNull<sys::ibv_mr>,
+    _verbs: PhantomData<&'a Verbs>,
+}
 
-impl Drop for Registration {
+impl Drop for Registration<'_> {
     fn drop(&mut self) {
         // SAFETY: registered.
-        unsafe { sys::ibv_dereg_mr(self.0.as_ptr()) };
+        unsafe { sys::ibv_dereg_mr(self.mr.as_ptr()) };
     }
 }
 
@@ -254,7 +271,7 @@ pub struct Loopback<'a> {
     qp: Object,
     _cq: Object,
     _umem: Umem,
-    mr: Registration,
+    mr: Registration<'a>,
     queues: Box<Aligned<QUEUE_BYTES>>,
     memory: Box<Aligned<PAGE>>,
     posted: u16,
@@ -275,11 +292,10 @@ impl<'a> Loopback<'a> {
             queues.0[CQ + entry * 64 + 63] = 0xf0;
         }
         let write = sys::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE;
-        let remote = sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE;
         let (mut port, mut eqn, mut out) =
             (sys::ibv_port_attr::default(), 0, sys::mlx5dv_pd::default());
         // SAFETY: the memory lives longer than its registrations, by the order of `drop`; the rest is written only.
-        let (umem, mr) = unsafe {
+        let umem = unsafe {
             assert_eq!(
                 sys::___ibv_query_port(verbs.context.as_ptr(), 1, &mut port),
                 0
@@ -295,23 +311,15 @@ impl<'a> Loopback<'a> {
                 sys::mlx5dv_init_obj(&mut object, sys::mlx5dv_obj_type::MLX5DV_OBJ_PD.into()),
                 0
             );
-            (
-                sys::mlx5dv_devx_umem_reg(
-                    verbs.context.as_ptr(),
-                    queues.0.as_mut_ptr().cast(),
-                    QUEUE_BYTES,
-                    write.0,
-                ),
-                sys::ibv_reg_mr(
-                    verbs.pd.as_ptr(),
-                    memory.0.as_mut_ptr().cast(),
-                    PAGE,
-                    (write.0 | remote.0) as i32,
-                ),
+            sys::mlx5dv_devx_umem_reg(
+                verbs.context.as_ptr(),
+                queues.0.as_mut_ptr().cast(),
+                QUEUE_BYTES,
+                write.0,
             )
         };
         let umem = Umem(NonNull::new(umem).expect("register the queues' memory"));
-        let mr = Registration(NonNull::new(mr).expect("register the memory to write to"));
+        let mr = verbs.register(memory.0.as_mut_ptr(), PAGE);
         // SAFETY: registered.
         let umem_id = u64::from(unsafe { umem.0.as_ref() }.umem_id);
 
@@ -391,7 +399,7 @@ impl<'a> Loopback<'a> {
         self.memory.0[..8].copy_from_slice(&value.to_ne_bytes());
         self.memory.0[8..16].fill(0);
         // SAFETY: registered.
-        let (lkey, rkey) = unsafe { (self.mr.0.as_ref().lkey, self.mr.0.as_ref().rkey) };
+        let (lkey, rkey) = unsafe { (self.mr.mr.as_ref().lkey, self.mr.mr.as_ref().rkey) };
         let mut wqe = [0; 64];
         // Control: index and RDMA_WRITE, QPN and three segments, a completion asked for.
         wqe[..4].copy_from_slice(&((u32::from(self.posted) << 8) | 0x08).to_be_bytes());

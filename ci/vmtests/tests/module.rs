@@ -1059,9 +1059,16 @@ fn queue_memory_is_zeroed_counted_and_as_long_as_asked() {
         assert_eq!(session.alloc_queue(4096, -1, 9), Err(libc::EINVAL));
         let locked = vm_locked();
         let length = 1 << 20;
-        for node in [-1, 0] {
+        for (node, mem_type) in [
+            (-1, IBGDA_MEM_WB),
+            (0, IBGDA_MEM_WB),
+            (-1, IBGDA_MEM_UC),
+            (0, IBGDA_MEM_WC),
+            // What was uncacheable is like any other memory again.
+            (-1, IBGDA_MEM_WB),
+        ] {
             let queue = session
-                .alloc_queue(length, node, IBGDA_MEM_WB)
+                .alloc_queue(length, node, mem_type)
                 .expect("queue memory");
             let mapping = session.map(queue, length as usize).expect("map");
             for offset in (0..length as usize).step_by(8) {
@@ -1074,6 +1081,28 @@ fn queue_memory_is_zeroed_counted_and_as_long_as_asked() {
             assert_eq!(vm_locked(), locked);
             assert_eq!(session.release(queue.handle), Err(libc::ENOENT));
         }
+    });
+}
+
+#[test]
+fn uncacheable_queue_memory_is_memory_for_uverbs_even_when_it_is_given_back() {
+    alone(|| {
+        let pair = Pair::new();
+        let session = pair.session();
+        let verbs = Verbs::open(pair.nic);
+        for mem_type in [IBGDA_MEM_WB, IBGDA_MEM_UC, IBGDA_MEM_WC] {
+            let queue = session
+                .alloc_queue(8192, -1, mem_type)
+                .expect("queue memory");
+            let mapping = session.map(queue, 8192).expect("map");
+            // Its pages are pinned, and outlive our handle.
+            let registered = verbs.register(mapping.address, 8192);
+            session.release(queue.handle).expect("release");
+            assert!(!mapping.is_there(0), "released, and still mapped");
+            drop(registered);
+        }
+        let line = session.fdinfo();
+        assert!(line.contains("\nqueues:\t0\n"), "{line}");
     });
 }
 
