@@ -97,7 +97,7 @@ pub const COMMANDS: &[Command] = &[
     Command {
         name: "link",
         usage: fault::LINK_USAGE,
-        help: "show or change the link at a NIC's port; loss and delay are for packets that it sends",
+        help: "show or change the link at a NIC's port; loss, delay and rate are for packets that it sends",
         run: |model, args| steer("link", model, args),
     },
     Command {

@@ -21,7 +21,8 @@ use crate::wire::port::PortState;
 pub const USAGE: &str = "FUNCTION health freeze|run | syndrome N | command-timeout MILLISECONDS | reset [after N] | swallow OPCODE | fail OPCODE STATUS \
                          | wqe QPN SYNDROME [VENDOR] | delay QPN MICROSECONDS | reorder QPN | stray KEY | pages N | uars newest-first|oldest-first | clear";
 /// What `link` takes after the function's name.
-pub const LINK_USAGE: &str = "FUNCTION up|down | loss PER_MILLION | delay MICROSECONDS";
+pub const LINK_USAGE: &str =
+    "FUNCTION up|down | loss PER_MILLION | delay MICROSECONDS | rate MEGABITS_PER_SECOND";
 
 /// Faults that wait to strike.
 #[derive(Debug, Default)]
@@ -146,6 +147,8 @@ pub enum Link {
     Loss(u32),
     /// Time that a packet takes.
     Delay(Duration),
+    /// Megabits a second that it takes; 0 for all there are.
+    Rate(u32),
 }
 
 fn number(text: &str) -> Option<u64> {
@@ -266,6 +269,7 @@ impl Link {
             ["delay", microseconds] => Self::Delay(Duration::from_micros(
                 numeric::<u32>("delay", microseconds)?.into(),
             )),
+            ["rate", megabits] => Self::Rate(numeric("rate", megabits)?),
             _ => return Err(format!("usage: link {LINK_USAGE}")),
         }))
     }
@@ -285,6 +289,7 @@ impl Link {
             }
             Self::Loss(per_million) => device.port.link.loss = per_million,
             Self::Delay(delay) => device.port.link.delay = delay,
+            Self::Rate(megabits) => device.port.link.set_rate(megabits),
         }
     }
 
@@ -294,6 +299,7 @@ impl Link {
             "up": device.port.state == PortState::Active,
             "loss": device.port.link.loss,
             "delay_us": device.port.link.delay.as_micros() as u64,
+            "rate_mbps": device.port.link.rate(),
         })
     }
 }

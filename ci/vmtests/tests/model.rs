@@ -59,7 +59,7 @@ impl Machine {
     fn restore(&self) -> Result<()> {
         for (nic, address) in self.nics.iter().enumerate() {
             ctl(&["fault", &format!("nic{nic}"), "clear"])?;
-            for state in [&["up"][..], &["loss", "0"], &["delay", "0"]] {
+            for state in [&["up"][..], &["loss", "0"], &["delay", "0"], &["rate", "0"]] {
                 ctl(&[&["link", &format!("nic{nic}")], state].concat())?;
             }
             if !Path::new(&self.nic(nic, "driver")).exists() {

@@ -204,9 +204,14 @@ fn run(fabric: &Weak<Fabric>) {
 
 impl State {
     fn next_deadline(&self) -> Option<Instant> {
+        let now = Instant::now();
+        let link = |device: &Device| match device.runnable.is_empty() {
+            true => None,
+            false => device.port.link.blocked_until(now).or(Some(now)),
+        };
         self.devices
             .iter()
-            .flat_map(|device| [device.timers.next(), device.held.next()])
+            .flat_map(|device| [device.timers.next(), device.held.next(), link(device)])
             .flatten()
             .chain(self.slow.keys().next().map(|(arrival, _)| *arrival))
             .min()
@@ -272,6 +277,9 @@ impl State {
         for step in 0..count {
             let index = (self.turn + step) % count;
             let device = &mut self.devices[index];
+            if device.port.link.blocked_until(now).is_some() {
+                continue;
+            }
             let Some(qpn) = device.runnable.pop_front() else {
                 continue;
             };
@@ -327,28 +335,40 @@ impl State {
             device.counters.packets_lost += u64::from(packet.span);
             return;
         }
+        // The time of the engine's round would have it that nothing has left since.
+        let link = &mut device.port.link;
+        let arrival = match link.is_immediate() {
+            true => None,
+            false => Some(link.sends(packet.payload.len(), packet.span, Instant::now())),
+        };
         if packet.destination_lid >= MULTICAST_LID {
             for to in 0..self.devices.len() {
-                self.forward(from, to, packet.clone(), now);
+                self.forward(from, to, packet.clone(), arrival, now);
             }
             return;
         }
         let lid = packet.destination_lid;
         if lid == SM_LID {
-            return self.administer(from, packet, now);
+            return self.administer(from, packet, arrival, now);
         }
         match self
             .devices
             .iter()
             .position(|device| device.port.lid == lid)
         {
-            Some(to) => self.forward(from, to, packet, now),
+            Some(to) => self.forward(from, to, packet, arrival, now),
             None => self.devices[from].counters.packets_dropped += u64::from(packet.span),
         }
     }
 
     /// A datagram to the subnet manager, and its answer.
-    fn administer(&mut self, from: usize, mut packet: Packet, now: Instant) {
+    fn administer(
+        &mut self,
+        from: usize,
+        mut packet: Packet,
+        arrival: Option<Instant>,
+        now: Instant,
+    ) {
         let taken = lent::take(&mut self.devices[from], &mut packet.payload);
         let (true, Payload::Bytes(request), 1, Some(deth)) =
             (taken, &packet.payload, packet.qpn, packet.deth)
@@ -369,22 +389,27 @@ impl State {
                 payload: Payload::Bytes(answer),
                 ..packet.clone()
             };
-            self.forward(from, from, answer, now);
+            self.forward(from, from, answer, arrival, now);
         }
     }
 
-    /// The link.
-    fn forward(&mut self, from: usize, to: usize, mut packet: Packet, now: Instant) {
-        let delay = self.devices[from].port.link.delay;
-        if delay.is_zero() {
+    /// The link. A packet that is not there at once has a time of arrival.
+    fn forward(
+        &mut self,
+        from: usize,
+        to: usize,
+        mut packet: Packet,
+        arrival: Option<Instant>,
+        now: Instant,
+    ) {
+        let Some(arrival) = arrival else {
             return self.deliver(from, to, packet, now);
-        }
+        };
         // The link may have become slow since the packet was made.
         match lent::take(&mut self.devices[from], &mut packet.payload) {
             true => {
                 self.sent_slow += 1;
-                self.slow
-                    .insert((Instant::now() + delay, self.sent_slow), (to, packet));
+                self.slow.insert((arrival, self.sent_slow), (to, packet));
             }
             false => self.devices[from].counters.packets_dropped += u64::from(packet.span),
         }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The InfiniBand port of a function.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::mad::pma::Traffic;
 
@@ -51,6 +51,12 @@ pub struct Port {
     pub counted_from: Traffic,
 }
 
+/// Bytes of the headers and check sums of a packet without extended headers: LRH, BTH, ICRC and VCRC.
+const HEADERS: u64 = 8 + 12 + 4 + 2;
+
+/// How far a port's work is ahead of its link. More than it takes to wake the engine, so that the link is always busy.
+const AHEAD: Duration = Duration::from_millis(1);
+
 /// How good a link is.
 #[derive(Debug, Clone, Default)]
 pub struct Link {
@@ -58,6 +64,10 @@ pub struct Link {
     pub loss: u32,
     /// Time that a packet takes.
     pub delay: Duration,
+    /// Megabits a second; 0 for as many as there are.
+    rate: u32,
+    /// When the link will have sent what it was given.
+    free: Option<Instant>,
     /// State of the generator that decides which packets are lost: the same ones in each run.
     random: u64,
 }
@@ -65,7 +75,42 @@ pub struct Link {
 impl Link {
     /// Whether every packet that is sent is there at once.
     pub fn is_ideal(&self) -> bool {
-        self.loss == 0 && self.delay.is_zero()
+        self.loss == 0 && self.is_immediate()
+    }
+
+    /// Megabits a second; 0 for as many as there are.
+    pub fn rate(&self) -> u32 {
+        self.rate
+    }
+
+    /// Sets the rate, from now on: what is on the way arrives when it would have.
+    pub fn set_rate(&mut self, megabits: u32) {
+        self.rate = megabits;
+        self.free = None;
+    }
+
+    /// Whether a packet that is not lost is at the other end at once.
+    pub fn is_immediate(&self) -> bool {
+        self.delay.is_zero() && self.rate == 0
+    }
+
+    /// Sends so many bytes in so many packets of the MTU; when they are at the other end.
+    pub fn sends(&mut self, bytes: usize, packets: u32, now: Instant) -> Instant {
+        let mut gone = now;
+        if self.rate != 0 {
+            let bytes = bytes as u64 + u64::from(packets) * HEADERS;
+            let start = self.free.map_or(now, |free| free.max(now));
+            gone = start + Duration::from_nanos(bytes * 8 * 1000 / u64::from(self.rate));
+            self.free = Some(gone);
+        }
+        gone + self.delay
+    }
+
+    /// When the port takes the next work, if not now: it does not run ahead of its link, else what is on the way would be
+    /// without bounds.
+    pub fn blocked_until(&self, now: Instant) -> Option<Instant> {
+        let until = self.free?.checked_sub(AHEAD)?;
+        (self.rate != 0 && until > now).then_some(until)
     }
 
     /// Whether the next packet is lost.
@@ -127,5 +172,35 @@ impl Port {
     /// The P_Key at `index`.
     pub fn pkey(&self, index: usize) -> u16 {
         if index == 0 { DEFAULT_PKEY } else { 0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slow_link_sends_one_after_the_other_and_is_not_run_ahead_of() {
+        let mut link = Link::default();
+        assert!(link.is_immediate() && link.is_ideal());
+        let begin = Instant::now();
+        let after = |microseconds| begin + Duration::from_micros(microseconds);
+
+        link.set_rate(8);
+        link.delay = Duration::from_micros(100);
+        assert!(!link.is_immediate());
+        assert_eq!(link.blocked_until(begin), None);
+        assert_eq!(link.sends(974, 1, begin), after(1100));
+        assert_eq!(link.blocked_until(begin), None);
+        assert_eq!(link.sends(948, 2, after(400)), after(2100));
+        assert_eq!(link.blocked_until(after(400)), Some(after(1000)));
+        assert_eq!(link.blocked_until(after(1000)), None);
+        // Nothing is saved up for later while it is idle.
+        assert_eq!(link.sends(974, 1, after(5000)), after(6100));
+
+        link.sends(1 << 30, 1, after(5000));
+        link.set_rate(0);
+        assert_eq!(link.blocked_until(after(5000)), None);
+        assert_eq!(link.sends(1 << 30, 1, after(5000)), after(5100));
     }
 }

@@ -78,6 +78,10 @@ fn every_length_arrives_over_a_bad_link() {
         rig.nic(i).steer("link", "delay 50").unwrap();
     }
     both_ways(&rig, &mut rig.queue(16), &LENGTHS);
+    for i in [0, 1] {
+        rig.nic(i).steer("link", "rate 2000").unwrap();
+    }
+    both_ways(&rig, &mut rig.queue(16), &LENGTHS);
 }
 
 #[test]
@@ -90,11 +94,16 @@ fn a_link_may_get_worse_and_better_while_it_carries() {
         fill(&rig.buffers[0], round);
         q.post(WRITE, Some(remote), &[piece]);
         q.ring();
-        for (i, link) in [(0, "loss 50000"), (1, "loss 100000"), (0, "delay 10")] {
+        for (i, link) in [
+            (0, "loss 50000"),
+            (1, "loss 100000"),
+            (0, "delay 10"),
+            (1, "rate 10000"),
+        ] {
             rig.nic(i).steer("link", link).unwrap();
             std::thread::yield_now();
         }
-        for (i, link) in [(0, "loss 0"), (1, "loss 0"), (0, "delay 0")] {
+        for (i, link) in [(0, "loss 0"), (1, "loss 0"), (0, "delay 0"), (1, "rate 0")] {
             rig.nic(i).steer("link", link).unwrap();
         }
         q.done(q.posted - 1);
