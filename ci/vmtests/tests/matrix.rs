@@ -63,12 +63,37 @@ fn refusal(ended: &Ended) -> Option<String> {
     line(&words).map(|line| line.trim().to_owned())
 }
 
+/// A link of so many megabits a second, for as long as this lives.
+struct Slow;
+
+impl Slow {
+    fn new(megabits: &str) -> Result<Self> {
+        for nic in ["nic0", "nic1"] {
+            ctl(&["link", nic, "rate", megabits])?;
+        }
+        Ok(Self)
+    }
+}
+
+impl Drop for Slow {
+    fn drop(&mut self) {
+        for nic in ["nic0", "nic1"] {
+            ctl(&["link", nic, "rate", "0"]).expect("a fast link");
+        }
+    }
+}
+
+/// Messages whose receives are to be posted anew while others come.
+const SMALL: [&str; 2] = ["-s", "2048"];
+
 /// Runs combinations and prints what became of each; an error if one failed.
 fn all(combinations: &[Vec<&str>]) -> Result<()> {
     let (mut table, mut failures, mut passed, mut refused) = (String::new(), 0, 0, 0);
     for words in combinations {
         let line = words.join(" ");
         let start = Instant::now();
+        let paced = words.windows(2).any(|words| words == SMALL);
+        let _slow = paced.then(|| Slow::new("1")).transpose()?;
         match run(words)? {
             Came::Pass => {
                 passed += 1;
@@ -138,6 +163,25 @@ const VARIANTS: &[&[&str]] = &[
     &["-b", "-a"],
 ];
 
+/// How many messages, so that by perftest's own arithmetic there is a receive for each.
+///
+/// Without a connection's acknowledgements a message that finds no receive is lost, and perftest waits for it for ever. For a
+/// shared queue it posts a fixed number of receives if that is more than there are messages, and with many sizes those that
+/// are left over fill the queue. More messages than that number (`MIN_SRQ_UD_RX_DEPTH`, 80 or 100), and it posts as many as
+/// there are messages, which are to fit the smallest queue of mlx5 that holds them (127).
+/// With 16 queue pairs there are messages for each and receives for one. perftest posts them anew as they are used, so the
+/// messages are to come no faster than that: those that do are small, and [`all`] slows the link.
+/// XRC has twice as many queue pairs in both directions, which share the receives: none is posted if there are fewer.
+fn arithmetic(service: &str, variant: &[&str]) -> &'static [&'static str] {
+    let has = |option| variant.contains(&option);
+    match service {
+        "UC" | "UD" if has("--use-srq") && has("16") => &["-n", "120", SMALL[0], SMALL[1]],
+        "UC" | "UD" if has("--use-srq") => &["-n", "120"],
+        "XRC" if has("-b") && has("16") => &["-n", "64"],
+        _ => &["-n", "20"],
+    }
+}
+
 /// The part that runs by default: each service, and each option alone with the first one; all sizes where that does not
 /// mean a round trip for each message, which costs half a minute.
 fn is_usual(kind: &str, service: &str, variant: &[&str]) -> bool {
@@ -163,16 +207,12 @@ fn perftest() -> Result<()> {
                         (_, "lat") => "ib_atomic_lat",
                         _ => "ib_atomic_bw",
                     };
-                    let words: [&[&str]; 2] =
-                        [&[program, "-F", "-n", "20", "-c", service], variant];
-                    let mut words = words.concat();
-                    // Without a connection's acknowledgements perftest posts more receives than there are messages, and
-                    // a shared queue keeps those of one size for the next, which finds it full (mlx5's has 127); and what
-                    // finds no receive is lost. So there are as many as messages.
-                    if matches!(service, "UC" | "UD") && variant.contains(&"--use-srq") {
-                        let messages = if variant.contains(&"16") { "320" } else { "20" };
-                        words.extend(["-r", messages]);
-                    }
+                    let words: [&[&str]; 3] = [
+                        &[program, "-F", "-c", service],
+                        arithmetic(service, variant),
+                        variant,
+                    ];
+                    let words = words.concat();
                     if wanted(&words, is_usual(kind, service, variant)) {
                         combinations.push(words);
                     }
