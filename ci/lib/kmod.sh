@@ -3,7 +3,7 @@
 #
 # Builds ibgda.ko in a copy of its sources, so that the checkout stays clean. Needs enter_setup.
 
-# Builds the module if its sources have changed. KMOD is its path on the host.
+# Builds the module if its sources have changed; IBGDA_KMOD_CFG is a --cfg for builds that only tests use. KMOD is its path on the host.
 kmod_ensure() {
     local dir stamp key lock
     overlay_ensure
@@ -12,7 +12,7 @@ kmod_ensure() {
     KMOD=$dir/build/ibgda.ko
     exec {lock}>"$dir/lock"
     flock "$lock"
-    key=$(cd -- "$IBGDA_SRC" && kmod_sources | xargs -0 sha256sum | hash_of "$IBGDA_SRC/ci/lib/kmod.sh" -)-${PART##*-}
+    key=$(cd -- "$IBGDA_SRC" && kmod_sources | xargs -0 sha256sum | hash_of "$IBGDA_SRC/ci/lib/kmod.sh" -)-${PART##*-}-${IBGDA_KMOD_CFG:-}
     if [[ ! -f $KMOD || $(cat "$stamp" 2>/dev/null) != "$key" ]]; then
         rm -rf -- "$stamp" "$dir/build"
         mkdir "$dir/build"
@@ -31,7 +31,7 @@ kmod_sources() {
 
 # The kernel's build system over the copy, with every warning an error, modpost's too (W=e).
 kmod_make() {
-    in_rootfs make -C "$OVERLAY" M=/kmod-build/build W=e modules
+    in_rootfs make -C "$OVERLAY" M=/kmod-build/build W=e ${IBGDA_KMOD_CFG:+KRUSTFLAGS="--cfg $IBGDA_KMOD_CFG"} modules
 }
 
 # Format, and clippy's opinion, of all that the kernel builds.

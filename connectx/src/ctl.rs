@@ -127,6 +127,12 @@ pub const COMMANDS: &[Command] = &[
         help: "the last N things refused (20), oldest first, with object, field, value, rule and source",
         run: refusals,
     },
+    Command {
+        name: "uars",
+        usage: "FUNCTION",
+        help: "allocated UAR pages, with the user's uid and the foreign and lost doorbells on each since it was allocated",
+        run: |model, args| steer("uars", model, args),
+    },
 ];
 
 fn counts(model: &Model, args: &[String]) -> Answer {

@@ -119,6 +119,7 @@ pub(super) fn dealloc_uar(device: &mut Device, request: &Request<'_>) -> Result<
         }
     }
     device.uars.remove(page);
+    device.strays.remove(&page);
     device.copies.forget(page);
     Ok(ok(16))
 }

@@ -90,12 +90,14 @@ fn join(halves: &mut Halves, at: u64, value: &[u8]) -> Option<[u8; 8]> {
 #[track_caller]
 fn foreign(device: &mut Device, object: String, page: u32, rule: &str) {
     device.counters.foreign_doorbells += 1;
+    *device.strays.entry(page).or_default() += 1;
     device.refuse(object, "uar_page", page, rule, SOURCE);
 }
 
 #[track_caller]
-fn lost(device: &mut Device, field: &str, number: u32) {
+fn lost(device: &mut Device, page: u32, field: &str, number: u32) {
     device.counters.lost_doorbells += 1;
+    *device.strays.entry(page).or_default() += 1;
     device.refuse(
         "doorbell",
         field,
@@ -108,7 +110,7 @@ fn lost(device: &mut Device, field: &str, number: u32) {
 fn event_queue(device: &mut Device, page: u32, arm: bool, value: &[u8]) {
     let eqn = eq_doorbell::eqn.get32(value);
     match device.eqs.get(eqn) {
-        None => lost(device, "eqn", eqn),
+        None => lost(device, page, "eqn", eqn),
         Some(eq) if eq.uar_page != page => foreign(
             device,
             format!("eq {eqn:#x}"),
@@ -122,7 +124,7 @@ fn event_queue(device: &mut Device, page: u32, arm: bool, value: &[u8]) {
 fn completion_queue(device: &mut Device, page: u32, doorbell: &[u8; 8]) {
     let cqn = cq_doorbell::cqn.get32(doorbell);
     match device.cqs.get(cqn) {
-        None => lost(device, "cqn", cqn),
+        None => lost(device, page, "cqn", cqn),
         Some(cq) if cq.uar_page != page => foreign(
             device,
             format!("cq {cqn:#x}"),
@@ -154,7 +156,7 @@ pub(super) enum Register {
 pub(super) fn send_queue(device: &mut Device, page: u32, doorbell: &[u8; 8], by: Register) {
     let qpn = sq_doorbell::qpn.get32(doorbell);
     match device.qps.get(qpn) {
-        None => lost(device, "qpn", qpn),
+        None => lost(device, page, "qpn", qpn),
         Some(qp) if qp.decoded.uar_page != page => {
             foreign(
                 device,

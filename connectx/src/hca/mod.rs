@@ -13,6 +13,7 @@ use crate::engine::blueflame;
 use crate::engine::doorbell::{self, Halves};
 use crate::fault::{self, Fault};
 use crate::ifc::wqe::uar;
+use crate::objects::Owned;
 use crate::objects::device::Device;
 use crate::objects::memic;
 use crate::objects::table::Reuse;
@@ -218,6 +219,13 @@ impl Function for Hca {
                     fault::Link::show(device)
                 }))
             }
+            "uars" => self.fabric.drive(self.index, |device| {
+                let row = |(page, uar): (u32, &Owned)| {
+                    let strays = device.strays.get(&page).unwrap_or(&0);
+                    json!({"page": page, "uid": uar.uid, "strays": strays})
+                };
+                Ok(json!({"uars": device.uars.iter().map(row).collect::<Vec<_>>()}))
+            }),
             _ => Err(format!("{} does not know {command}", self.name)),
         }
     }

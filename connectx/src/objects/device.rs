@@ -275,6 +275,8 @@ pub struct Device {
     pub uctxs: Table<Uctx>,
     /// UAR pages.
     pub uars: Table<Owned>,
+    /// Doorbells on them that were foreign or lost, since each was allocated.
+    pub strays: BTreeMap<u32, u64>,
     /// What is being written to them.
     pub copies: Copies,
     /// Protection domains.
@@ -351,6 +353,7 @@ impl Device {
             pages: Pages::default(),
             uctxs: Table::new(1, (1 << Capabilities::LOG_MAX_UCTX) - 1),
             uars: Table::new(FIRST_UAR, UARS),
+            strays: BTreeMap::new(),
             copies: Copies::default(),
             pds: Table::new(1, (1 << Capabilities::LOG_MAX_PD) - 1),
             xrcds: Table::new(1, (1 << Capabilities::LOG_MAX_XRCD) - 1),
@@ -420,6 +423,7 @@ impl Device {
         self.pages = Pages::default();
         self.uctxs.clear();
         self.uars.clear();
+        self.strays.clear();
         self.copies = Copies::default();
         self.pds.clear();
         self.xrcds.clear();
