@@ -204,9 +204,11 @@ unsafe extern "C" fn bus_event(
     event: usize,
     device: *mut c_void,
 ) -> c_int {
-    const LEAVING: [usize; 2] = [
+    // Between the last two a function that is being removed can still be looked up, and a session bound to it.
+    const LEAVING: [usize; 3] = [
         bindings::bus_notifier_event_BUS_NOTIFY_UNBIND_DRIVER as usize,
         bindings::bus_notifier_event_BUS_NOTIFY_DEL_DEVICE as usize,
+        bindings::bus_notifier_event_BUS_NOTIFY_REMOVED_DEVICE as usize,
     ];
     if LEAVING.contains(&event) {
         let device: *mut bindings::device = device.cast();

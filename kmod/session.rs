@@ -281,9 +281,9 @@ impl Session {
         if self.inner.lock().life.is_bound() {
             return Err(EALREADY);
         }
-        let (gpu, nic) = (Function::find(gpu)?, Function::find(nic)?);
-
         let registry = REGISTRY.lock();
+        // With the lock held: who leaves after this look is lost by the notifier, which waits for the lock.
+        let (gpu, nic) = (Function::find(gpu)?, Function::find(nic)?);
         let (pair, port) = Pair::resolve(&registry, gpu, nic)?;
         let mut inner = self.inner.lock();
         if !inner.life.bind() {
@@ -310,12 +310,12 @@ impl Session {
             }
             (pair.gpu.clone(), pair.nic.clone())
         };
+        let registry = REGISTRY.lock();
+        // With the lock held, as in `bind`.
         let new_gpu = Function::find(gpu.bdf)?;
         if !new_gpu.looks_like(&gpu) {
             return Err(ENODEV);
         }
-
-        let registry = REGISTRY.lock();
         let known = registry
             .nics
             .iter()
