@@ -7,6 +7,7 @@
 
 pub mod broker;
 pub mod machine;
+pub mod monitor;
 pub mod pair;
 pub mod process;
 pub mod rdma;

@@ -13,6 +13,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
 use ibgda_vmtests::machine::{self, Bdf};
+use ibgda_vmtests::monitor::Monitor;
 use ibgda_vmtests::pair::{PATIENCE, Pair, bound, count, driver, up, wait};
 use ibgda_vmtests::tools::ctl;
 use serde_json::Value;
@@ -165,53 +166,12 @@ fn a_nic_that_resets_itself_at_any_command_of_a_probe_can_be_bound_again() -> Re
     pair.works()
 }
 
-/// QEMU's monitor, of which both ends are QEMU's.
-struct Monitor(fs::File);
-
-impl Monitor {
-    fn open() -> Result<Self> {
-        let port = "/dev/virtio-ports/org.ibgda.monitor";
-        let file = fs::File::options().read(true).write(true).open(port);
-        let mut monitor = Self(file.context(port)?);
-        // Refused from the second time on.
-        let _ = monitor.run("qmp_capabilities", serde_json::json!({}));
-        Ok(monitor)
-    }
-
-    fn run(&mut self, command: &str, arguments: Value) -> Result<Value> {
-        use std::io::{BufRead, BufReader, Write};
-        static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
-        let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let id = format!("{}-{number}", std::process::id());
-        let request = serde_json::json!({"execute": command, "arguments": arguments, "id": id});
-        self.0.write_all(format!("{request}\n").as_bytes())?;
-        for line in BufReader::new(&self.0).lines() {
-            let answer: Value = serde_json::from_str(&line?)?;
-            if answer["id"] == id.as_str() {
-                ensure!(answer.get("error").is_none(), "{command}: {answer}");
-                return Ok(answer["return"].clone());
-            }
-        }
-        anyhow::bail!("the monitor has gone")
-    }
-
-    /// Presses the attention button of `nic0`'s slot: the guest lets go of the card, or looks for one. That is all that
-    /// `device_del` does at a slot without a power controller; QEMU keeps its end of the card (docs/qemu-bugs.md).
-    fn press_button(&mut self) -> Result<()> {
-        // Refused while the last press is younger than 5 s.
-        wait("the button", || {
-            let pressed = self.run("device_del", serde_json::json!({"id": "nic0"}));
-            pressed.is_ok()
-        })
-    }
-}
-
 /// An empty slot is looked at, and nothing is found there; then the card is put back and its button pressed.
 fn plug_in(pair: &Pair, monitor: &mut Monitor) -> Result<()> {
     fs::write("/sys/bus/pci/rescan", "1")?;
     ensure!(!pair.nic.sysfs().exists(), "a card that has been pulled");
     ctl(&["insert", "nic0"])?;
-    monitor.press_button()?;
+    monitor.press_button("nic0")?;
     wait("the NIC to be back", || up(pair.nic))?;
     pair.works()
 }
@@ -228,7 +188,7 @@ fn a_nic_is_unplugged_and_plugged_in_under_traffic() -> Result<()> {
     let gone = || !pair.nic.sysfs().exists();
 
     let traffic = pair.busy()?;
-    monitor.press_button()?;
+    monitor.press_button("nic0")?;
     wait("the NIC to be let go", gone)?;
     ctl(&["pull", "nic0"])?;
     drop(traffic);
@@ -239,7 +199,7 @@ fn a_nic_is_unplugged_and_plugged_in_under_traffic() -> Result<()> {
     let traffic = pair.busy()?;
     ctl(&["pull", "nic0"])?;
     wait("the port to go", || !up(pair.nic))?;
-    monitor.press_button()?;
+    monitor.press_button("nic0")?;
     wait("the NIC to be let go", gone)?;
     drop(traffic);
     plug_in(&pair, &mut monitor)
@@ -261,7 +221,7 @@ fn a_nic_is_torn_out_during_a_probe() -> Result<()> {
     let began = Instant::now();
     let probed = probe.join().expect("binding does not panic");
     println!("the probe ended {:?} later: {probed:?}", began.elapsed());
-    monitor.press_button()?;
+    monitor.press_button("nic0")?;
     wait("the NIC to be let go", || !pair.nic.sysfs().exists())?;
     ctl(&["fault", "nic0", "clear"])?;
     plug_in(&pair, &mut monitor)
