@@ -177,6 +177,19 @@ pub fn live_objects(nic: usize) -> BTreeMap<String, u64> {
     counts
 }
 
+/// The same, once they no longer change.
+pub fn settle(nic: usize) -> BTreeMap<String, u64> {
+    let (mut last, mut same) = (live_objects(nic), 0);
+    wait_until("the model's counts are steady", || {
+        thread::sleep(Duration::from_millis(50));
+        let now = live_objects(nic);
+        same = if now == last { same + 1 } else { 0 };
+        last = now;
+        same == 10
+    });
+    last
+}
+
 /// Makes the kernel see a PCIe error of a function, by the aer_inject module.
 pub fn inject_error(function: Bdf, uncorrectable: u32) {
     let mut record = [0; 32];

@@ -95,6 +95,18 @@ impl Child {
         unsafe { libc::kill(self.pid, libc::SIGKILL) };
     }
 
+    /// Whether it has ended; its status is still to be waited for.
+    pub fn has_ended(&self) -> bool {
+        // SAFETY: our child, not waited for yet; the information is ours to write.
+        unsafe {
+            let mut information: libc::siginfo_t = std::mem::zeroed();
+            let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+            let status = libc::waitid(libc::P_PID, self.pid as u32, &mut information, flags);
+            assert_eq!(status, 0, "waitid: {}", std::io::Error::last_os_error());
+            information.si_pid() != 0
+        }
+    }
+
     /// Waits until the child has ended.
     pub fn end(mut self) -> End {
         self.reap()

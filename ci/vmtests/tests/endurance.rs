@@ -273,15 +273,7 @@ fn settled(gpu: Bdf, nic: Bdf) -> std::collections::BTreeMap<String, u64> {
     sleep(Duration::from_millis(500));
     child.kill();
     child.end();
-    let (mut last, mut same) = (live_objects(0), 0);
-    wait_until("the model's counts are steady", || {
-        sleep(Duration::from_millis(50));
-        let now = live_objects(0);
-        same = if now == last { same + 1 } else { 0 };
-        last = now;
-        same == 10
-    });
-    last
+    machine::settle(0)
 }
 
 #[test]

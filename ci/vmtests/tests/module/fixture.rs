@@ -3,7 +3,7 @@
 
 use ibgda_verbs_sys::uverbs::{Uar, UarType, alloc_uar, export_dmabuf};
 use ibgda_vmtests::broker::{Granted, Session};
-use ibgda_vmtests::machine::{Allowed, Bdf, gpus, live_objects, nics, wait_until};
+use ibgda_vmtests::machine::{self, Allowed, Bdf, gpus, live_objects, nics, wait_until};
 use ibgda_vmtests::process::{End, in_child};
 use ibgda_vmtests::verbs::{Loopback, Verbs};
 use std::fs;
@@ -217,15 +217,7 @@ pub fn report(text: &str) {
 
 /// Waits until the model's counts stay the same.
 pub fn settle() {
-    let mut last = live_objects(0);
-    let mut same = 0;
-    wait_until("the model's counts are steady", || {
-        std::thread::sleep(Duration::from_millis(50));
-        let now = live_objects(0);
-        same = if now == last { same + 1 } else { 0 };
-        last = now;
-        same == 10
-    });
+    machine::settle(0);
 }
 
 /// Imports, maps, rings and releases, whatever happens to the NIC meanwhile; how many doorbells were rung.
