@@ -33,3 +33,5 @@ mod race;
 mod removal;
 #[path = "module/status.rs"]
 mod status;
+#[path = "module/suspend.rs"]
+mod suspend;

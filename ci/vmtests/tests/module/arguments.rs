@@ -57,6 +57,7 @@ fn info_tells_the_limits_and_only_features_that_work() {
     });
 }
 
+/// N2: sizes, tails, unknown commands.
 #[test]
 fn an_argument_of_wrong_size_or_with_unknown_bits_is_refused() {
     alone(|| {
@@ -101,6 +102,7 @@ fn an_argument_of_wrong_size_or_with_unknown_bits_is_refused() {
     });
 }
 
+/// N12: the answer has nowhere to go.
 #[test]
 fn an_answer_that_cannot_be_written_leaves_nothing_behind() {
     alone(|| {

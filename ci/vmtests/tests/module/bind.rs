@@ -7,6 +7,7 @@ use ibgda_vmtests::broker::Session;
 use ibgda_vmtests::machine::Bdf;
 use std::fs;
 
+/// N15: names of what is no GPU, no NIC, or nothing.
 #[test]
 fn bind_refuses_what_is_no_gpu_no_nic_or_not_there() {
     alone(|| {

@@ -7,6 +7,7 @@ use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+/// N14: not an eventfd, the same twice, another; N12: records that cannot be written are not taken.
 #[test]
 fn events_wait_for_their_reader_and_an_eventfd_can_be_changed() {
     alone(|| {

@@ -27,6 +27,7 @@ fn import_needs_a_bound_session() {
     });
 }
 
+/// N7: other kinds of files, and the uverbs file of another context.
 #[test]
 fn import_refuses_descriptors_of_another_kind() {
     alone(|| {
@@ -88,6 +89,7 @@ fn import_refuses_descriptors_of_another_kind() {
     });
 }
 
+/// N7: the wrong exporter.
 #[test]
 fn import_refuses_the_dmabuf_of_another_exporter() {
     alone(|| {
@@ -165,6 +167,7 @@ fn heap_dmabuf() -> OwnedFd {
     }
 }
 
+/// N7: the BAR of another device.
 #[test]
 fn import_refuses_a_doorbell_of_another_nic() {
     alone(|| {
@@ -184,6 +187,7 @@ fn import_refuses_a_doorbell_of_another_nic() {
     });
 }
 
+/// N8: a page that is not a UAR any more.
 #[test]
 fn import_refuses_a_destroyed_uar() {
     alone(|| {
@@ -210,6 +214,7 @@ fn import_places_the_page_where_firmware_says() {
     });
 }
 
+/// N16: the pages of one session.
 #[test]
 fn one_session_cannot_fill_the_table() {
     alone(|| {

@@ -11,9 +11,10 @@ use ibgda_vmtests::process::{End, fork};
 use ibgda_vmtests::verbs::{Loopback, REGISTER, Verbs};
 use std::fs;
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+/// N8: the UAR object is destroyed while its page is mapped.
 #[test]
 fn destroying_the_uar_revokes_its_doorbell_alone() {
     alone(|| {
@@ -132,6 +133,7 @@ fn lose_and_return(reason: u32, lose: impl FnOnce(Bdf) -> Box<dyn FnOnce()>) {
     }));
 }
 
+/// N10: mlx5_ib is unbound.
 #[test]
 fn unbinding_the_rdma_driver_loses_the_session_and_binding_returns_it() {
     alone(|| {
@@ -141,6 +143,7 @@ fn unbinding_the_rdma_driver_loses_the_session_and_binding_returns_it() {
     });
 }
 
+/// N9: fatal.
 #[test]
 fn a_fatal_error_of_the_nic_loses_the_session_and_its_recovery_returns_it() {
     alone(|| {
@@ -151,6 +154,7 @@ fn a_fatal_error_of_the_nic_loses_the_session_and_its_recovery_returns_it() {
     });
 }
 
+/// N9: non-fatal.
 #[test]
 fn a_non_fatal_error_of_the_nic_loses_the_session_and_its_recovery_returns_it() {
     alone(|| {
@@ -161,6 +165,7 @@ fn a_non_fatal_error_of_the_nic_loses_the_session_and_its_recovery_returns_it() 
     });
 }
 
+/// N8, N9: firmware hands out the same pages after a reset.
 #[test]
 fn a_page_stays_its_owners_across_a_reset_of_the_nic() {
     alone(|| {
@@ -234,6 +239,7 @@ fn a_page_stays_its_owners_across_a_reset_of_the_nic() {
     });
 }
 
+/// N10: the GPU's function is removed.
 #[test]
 fn removing_the_gpu_loses_the_session() {
     alone(|| {
@@ -275,11 +281,12 @@ fn a_pci_error_in_the_midst_of_imports_and_faults_is_recovered() {
             let dmabufs: Vec<_> = (0..3).map(|_| verbs.export(&verbs.alloc_uar())).collect();
             let (session, uverbs) = (&session, &verbs.uverbs());
             let stop = AtomicBool::new(false);
+            let started = AtomicUsize::new(0);
             std::thread::scope(|scope| {
                 let users: Vec<_> = dmabufs
                     .iter()
                     .map(|dmabuf| {
-                        let stop = &stop;
+                        let (stop, started) = (&stop, &started);
                         scope.spawn(move || {
                             let (mut before, mut after) = (0, 0);
                             while !stop.load(Ordering::Relaxed) {
@@ -297,12 +304,18 @@ fn a_pci_error_in_the_midst_of_imports_and_faults_is_recovered() {
                                 mapping.store(8, 0);
                                 session.release(granted.handle).expect("release");
                                 before += 1;
+                                if before == 1 {
+                                    started.fetch_add(1, Ordering::Relaxed);
+                                }
                             }
                             (before, after)
                         })
                     })
                     .collect();
-                std::thread::sleep(Duration::from_millis(30 * round as u64 + 20));
+                wait_until("all have imported", || {
+                    started.load(Ordering::Relaxed) == dmabufs.len()
+                });
+                std::thread::sleep(Duration::from_millis(30 * round as u64));
                 machine::inject_error(pair.nic, error);
                 wait_until("the session is lost", || {
                     status.state() != IBGDA_STATE_READY
@@ -326,6 +339,7 @@ fn a_pci_error_in_the_midst_of_imports_and_faults_is_recovered() {
     });
 }
 
+/// N11: everything at once, with policy and unbind.
 #[test]
 fn losses_in_the_midst_of_everything_leave_nothing_behind() {
     alone(|| {

@@ -8,7 +8,6 @@ use ibgda_vmtests::broker::{Mapping, Session, Status};
 use ibgda_vmtests::machine::{bar0, model_counts, wait_until};
 use ibgda_vmtests::process::{End, fork};
 use ibgda_vmtests::verbs::{Loopback, REGISTER, Verbs};
-use std::ffi::CString;
 use std::fs;
 use std::fs::File;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -53,6 +52,7 @@ fn memory_type(page: u64) -> Option<String> {
     Some(line.rsplit(' ').next()?.to_string())
 }
 
+/// N18: the type is the page's own, or EBUSY.
 #[test]
 fn a_blueflame_page_is_write_combining_and_takes_wqes() {
     alone(|| {
@@ -113,6 +113,7 @@ fn a_blueflame_page_is_write_combining_and_takes_wqes() {
     });
 }
 
+/// N1, N3, N4, N5: lengths, offsets, private and executable mappings, growing, moving, halving, MADV_DOFORK.
 #[test]
 fn mmap_gives_one_whole_object_shared_and_never_executable() {
     alone(|| {
@@ -226,6 +227,7 @@ fn mmap_gives_one_whole_object_shared_and_never_executable() {
     });
 }
 
+/// N1: the offset of another session's object.
 #[test]
 fn another_sessions_place_in_the_file_is_not_mapped() {
     alone(|| {
@@ -301,6 +303,7 @@ fn faults_of(action: impl FnOnce()) -> i64 {
     count() - before
 }
 
+/// N19: process_vm_readv, /proc/self/mem, and the flags of the mapping.
 #[test]
 fn debuggers_and_core_dumps_do_not_read_registers() {
     alone(|| {
@@ -347,6 +350,7 @@ fn debuggers_and_core_dumps_do_not_read_registers() {
     });
 }
 
+/// N8: the entry is gone before RELEASE returns.
 #[test]
 fn release_takes_the_mapping_before_it_returns() {
     alone(|| {
@@ -370,25 +374,39 @@ fn release_takes_the_mapping_before_it_returns() {
     });
 }
 
+/// N6: a second node of the device, also in another mount namespace.
 #[test]
 fn a_second_node_of_the_device_is_zapped_too() {
     alone(|| {
         let pair = Pair::new();
         let device = fs::metadata("/dev/ibgda").expect("stat /dev/ibgda");
         assert!(device.file_type().is_char_device());
-        let node = Path::new("/tmp/ibgda-second-node");
-        let path = CString::new(node.to_str().expect("a path")).expect("a path");
-        // SAFETY: a terminated path.
-        let made = unsafe { libc::mknod(path.as_ptr(), libc::S_IFCHR | 0o600, device.rdev()) };
-        assert_eq!(made, 0);
-        let session = Session::open_at(node);
-        fs::remove_file(node).expect("remove the node");
-        session.bind(pair.gpu, pair.nic).expect("bind");
-        let doorbell = Doorbell::import(&session, pair.nic);
-        let mapping = session.map(doorbell.granted, 4096).expect("map");
-        assert!(mapping.is_there(0));
-        session.release(doorbell.granted.handle).expect("release");
-        assert!(!mapping.is_there(0), "the entry is there after RELEASE");
+        for elsewhere in [false, true] {
+            if elsewhere {
+                // SAFETY: of this process alone; nothing is mounted that others see.
+                unsafe {
+                    assert_eq!(libc::unshare(libc::CLONE_NEWNS), 0);
+                    let private = libc::MS_REC | libc::MS_PRIVATE;
+                    let (root, tmp, none) = (c"/".as_ptr(), c"/tmp".as_ptr(), std::ptr::null());
+                    assert_eq!(libc::mount(none, root, none, private, none.cast()), 0);
+                    let kind = c"tmpfs".as_ptr();
+                    assert_eq!(libc::mount(kind, tmp, kind, 0, none.cast()), 0);
+                }
+            }
+            let path = c"/tmp/ibgda-second-node";
+            // SAFETY: a terminated path.
+            let made = unsafe { libc::mknod(path.as_ptr(), libc::S_IFCHR | 0o600, device.rdev()) };
+            assert_eq!(made, 0);
+            let node = Path::new(path.to_str().expect("a path"));
+            let session = Session::open_at(node);
+            fs::remove_file(node).expect("remove the node");
+            session.bind(pair.gpu, pair.nic).expect("bind");
+            let doorbell = Doorbell::import(&session, pair.nic);
+            let mapping = session.map(doorbell.granted, 4096).expect("map");
+            assert!(mapping.is_there(0));
+            session.release(doorbell.granted.handle).expect("release");
+            assert!(!mapping.is_there(0), "the entry is there after RELEASE");
+        }
     });
 }
 
@@ -575,6 +593,8 @@ fn a_tracer_and_a_core_dump_get_nothing_of_what_the_broker_maps() {
             };
             // SAFETY: of this process.
             unsafe { libc::setrlimit(libc::RLIMIT_CORE, &limit) };
+            // Shared mappings of files too.
+            fs::write("/proc/self/coredump_filter", "0xff").expect("have everything dumped");
             line.go();
             line.wait();
             // SAFETY: ends the process.

@@ -71,6 +71,7 @@ fn debugfs_lists_sessions_and_grants_until_they_end() {
     });
 }
 
+/// N13: no address in fdinfo.
 #[test]
 fn fdinfo_tells_the_state_and_no_address() {
     alone(|| {
@@ -112,6 +113,7 @@ fn fdinfo_tells_the_state_and_no_address() {
     });
 }
 
+/// N10: rmmod of the module while it is used.
 #[test]
 fn the_module_stays_while_it_is_used_and_goes_when_it_is_not() {
     alone(|| {

@@ -15,6 +15,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+/// N5: what a child touches and calls.
 #[test]
 fn a_forked_child_has_neither_the_mapping_nor_the_session() {
     alone(|| {
@@ -54,6 +55,7 @@ fn a_forked_child_has_neither_the_mapping_nor_the_session() {
     });
 }
 
+/// N6: the file is kept over execve.
 #[test]
 fn a_session_does_not_survive_exec() {
     alone(|| {
@@ -76,6 +78,7 @@ fn a_session_does_not_survive_exec() {
     });
 }
 
+/// N6, N8: the whole life of a page.
 #[test]
 fn a_page_is_its_owners_until_the_owner_is_dead_and_its_file_closed() {
     alone(|| {
@@ -140,6 +143,7 @@ fn a_page_is_its_owners_until_the_owner_is_dead_and_its_file_closed() {
     });
 }
 
+/// N8: the leader is dead, a thread is not.
 #[test]
 fn a_thread_that_outlives_its_leader_keeps_the_page() {
     alone(|| {
@@ -182,6 +186,7 @@ fn a_thread_that_outlives_its_leader_keeps_the_page() {
     });
 }
 
+/// N20: kill -9 with a doorbell in use.
 #[test]
 fn a_killed_owner_leaves_nothing_on_the_nic() {
     alone(|| {
@@ -212,6 +217,7 @@ fn a_killed_owner_leaves_nothing_on_the_nic() {
     });
 }
 
+/// N20: a GPU goes on storing after everything was given back.
 #[test]
 fn a_gpu_that_keeps_storing_after_release_reaches_no_page_of_another_process() {
     alone(|| {
@@ -273,6 +279,7 @@ fn a_gpu_that_keeps_storing_after_release_reaches_no_page_of_another_process() {
     });
 }
 
+/// N11, N20: kill -9 at any point.
 #[test]
 fn a_process_killed_at_any_point_leaves_nothing_behind() {
     alone(|| {

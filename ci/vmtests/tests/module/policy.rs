@@ -39,6 +39,7 @@ fn nothing_is_allowed_that_the_policy_does_not_name() {
     });
 }
 
+/// N17: root of a user namespace is not root of the machine.
 #[test]
 fn only_root_of_the_machine_changes_the_policy() {
     alone(|| {

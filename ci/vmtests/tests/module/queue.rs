@@ -90,6 +90,7 @@ fn vm_locked() -> u64 {
         .expect("a number")
 }
 
+/// N16: the memory that one user may pin.
 #[test]
 fn queue_memory_counts_against_the_memlock_limit() {
     alone(|| {

@@ -5,6 +5,7 @@ use crate::fixture::{Pair, alone, monotonic};
 use ibgda_uapi::*;
 use ibgda_vmtests::broker::{Mapping, Session, Status};
 
+/// N3: what is mapped for reading stays so.
 #[test]
 fn the_status_page_is_never_writable() {
     alone(|| {
