@@ -4,9 +4,11 @@
 # Commands inside the root file system. Needs the sandbox: its mounts are never seen outside.
 
 # Mounts the root file system (read-only) with the checkout at /src, this checkout's cargo target directory at /target
-# and cargo's registry at /cargo. ENTER is where.
+# and cargo's registry at /cargo. ENTER is where, KERNEL_RELEASE the name of the root file system's kernel.
 enter_setup() {
     local root=$IBGDA_CACHE/mnt
+    # shellcheck disable=SC1091
+    . "$ROOTFS/etc/ibgda-kernel"
     prune_checkouts
     mkdir -p "$IBGDA_CACHE/cargo" "$(checkout_dir target)" "$(checkout_dir kmod)"
     printf '%s' "$IBGDA_SRC" >"$(checkout_dir target)/.checkout"

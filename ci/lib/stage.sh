@@ -4,14 +4,15 @@
 # The stage: what was built from the checkout, as the guest sees it in /opt/ibgda. A build while a guest runs does not
 # change what that guest sees.
 
-# stage_ensure MODULE: MODULE is the path of ibgda.ko, or empty. Needs build_programs. STAGE is the result's path.
+# stage_ensure MODULE: MODULE is the path of ibgda.ko, or empty. Needs build_programs, and
+# KERNEL_RELEASE, the name of the kernel that the guest runs. STAGE is the result's path.
 stage_ensure() {
     local key
     STAGE_MODULE=$1
     key=$({
         stage_files | cut -f2 | xargs -d '\n' stat -c '%n %i %s %Y'
         stage_files
-        printf '%s\n' "$ROOTFS"
+        printf '%s\n' "$ROOTFS" "$KERNEL_RELEASE"
     } | hash_of "$IBGDA_SRC/ci/guest/init" "$IBGDA_SRC"/ci/lib/{stage,initramfs}.sh -)
     part stage "$key" '' stage_fill
     STAGE=$PART

@@ -3,6 +3,7 @@
 
 mod command;
 mod kernel_log;
+mod leaks;
 mod mounts;
 mod network;
 mod pci;
@@ -79,6 +80,7 @@ fn run_command(
         Ok(ended) => ended,
         Err(error) => return Ok(Report::CannotRun(format!("{error:#}"))),
     };
+    leaks::report()?;
     if start.share {
         mounts::unmount_share().context("writing back the shared directory")?;
     }

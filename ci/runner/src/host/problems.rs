@@ -18,6 +18,8 @@ const FAULTS: &[&str] = &[
     "rcu: INFO: ",
     "possible circular locking",
     "unregister_netdevice: waiting",
+    "unreferenced object ",
+    "ODEBUG: ",
 ];
 
 /// Writes them to `kernel-problems.log`, if there are any, and says so.
