@@ -113,11 +113,22 @@ impl Drop for Allowed {
     }
 }
 
+/// How long anything may take that happens at all. The debug kernel is slow.
+pub fn patience() -> Duration {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    Duration::from_secs(if release.contains("-debug") { 300 } else { 30 })
+}
+
 /// Waits until `condition` holds.
 pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(30);
+    let patience = patience();
+    let end = Instant::now() + patience;
     while !condition() {
-        assert!(Instant::now() < end, "waited 30 s in vain until {what}");
+        assert!(
+            Instant::now() < end,
+            "waited {} s in vain until {what}",
+            patience.as_secs()
+        );
         thread::sleep(Duration::from_millis(5));
     }
 }

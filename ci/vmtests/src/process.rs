@@ -5,8 +5,9 @@ use std::{
     io::{Read, Write},
     os::unix::net::UnixStream,
     panic::{AssertUnwindSafe, catch_unwind, set_hook},
-    time::Duration,
 };
+
+use crate::machine::patience;
 
 /// How a child ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,7 +52,7 @@ impl Line {
 pub fn fork(body: impl FnOnce(&mut Line) -> i32) -> Child {
     let (ours, theirs) = UnixStream::pair().expect("a socket pair");
     for end in [&ours, &theirs] {
-        end.set_read_timeout(Some(Duration::from_secs(60)))
+        end.set_read_timeout(Some(2 * patience()))
             .expect("a socket has a timeout");
     }
     // SAFETY: the child only runs `body`, whose code takes no lock that another thread of the test harness could hold.

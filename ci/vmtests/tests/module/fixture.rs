@@ -3,7 +3,7 @@
 
 use ibgda_verbs_sys::uverbs::{Uar, UarType, alloc_uar, export_dmabuf};
 use ibgda_vmtests::broker::{Granted, Session};
-use ibgda_vmtests::machine::{self, Allowed, Bdf, gpus, live_objects, nics, wait_until};
+use ibgda_vmtests::machine::{self, Allowed, Bdf, gpus, live_objects, nics, patience, wait_until};
 use ibgda_vmtests::process::{End, in_child};
 use ibgda_vmtests::verbs::{Loopback, Verbs};
 use std::fs;
@@ -75,7 +75,7 @@ pub fn alone(test: impl FnOnce()) {
     });
     assert_eq!(end, End::Exit(0));
     // Grants end, and modules are let go of, a moment after the process.
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + patience();
     loop {
         let now = holdings();
         if now == before {

@@ -71,8 +71,11 @@ fn lose_and_return(reason: u32, lose: impl FnOnce(Bdf) -> Box<dyn FnOnce()>) {
         status.state() != IBGDA_STATE_READY
     });
     assert_eq!(status.reason(), reason);
-    mapping.store(REGISTER, 77);
-    assert_eq!(mapping.load(REGISTER), 77, "a store lands in the sink page");
+    // The status page tells first, then the mapping is taken.
+    wait_until("a store lands in the sink page", || {
+        mapping.store(REGISTER, 77);
+        mapping.load(REGISTER) == 77
+    });
     assert_eq!(
         session.populate(handle, mapping.address),
         Err(libc::ENOLINK)

@@ -40,8 +40,11 @@ fn survives(lose: impl FnOnce(&Pair), reason: Option<u32>, come_back: impl FnOnc
     if let Some(reason) = reason {
         assert_eq!(status.reason(), reason);
     }
-    mapping.store(REGISTER, 77);
-    assert_eq!(mapping.load(REGISTER), 77, "a store lands in the sink page");
+    // The status page tells first, then the mapping is taken.
+    wait_until("a store lands in the sink page", || {
+        mapping.store(REGISTER, 77);
+        mapping.load(REGISTER) == 77
+    });
     assert_eq!(
         session.populate(handle, mapping.address),
         Err(libc::ENOLINK)
