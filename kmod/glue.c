@@ -117,7 +117,7 @@ static int client_add(struct ib_device *ibdev)
 
 	if (!pdev || ibdev->ops.driver_id != RDMA_DRIVER_MLX5)
 		return -EOPNOTSUPP;
-	data = kzalloc(sizeof(*data), GFP_KERNEL);
+	data = kzalloc_obj(*data);
 	if (!data)
 		return -ENOMEM;
 	data->ibdev = ibdev;
@@ -135,7 +135,10 @@ static void client_remove(struct ib_device *ibdev, void *client_data)
 	struct ibgda_client_data *data = client_data;
 
 	ib_unregister_event_handler(&data->handler);
-	/* Waits for a query that runs: the driver ended all commands before it came here, if the device is dead. */
+	/*
+	 * Waits for a query that runs: the driver ended all commands before
+	 * it came here, if the device is dead.
+	 */
 	cancel_work_sync(&data->port_work);
 	ibgda_nic_leaves(ibdev);
 	kfree(data);
