@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Makes a small root file system that boots the VM by itself. Run inside the big one: bundle.py TARGET WORD…
+"""Makes a small root file system that boots the VM by itself. Run inside the big one: bundle.py TARGET RELEASE WORD…
 
 What is taken: QEMU with its firmware, the kernel with the modules that the guest loads, rdma-core's and perftest's tools,
 and of the project's programs and tests those whose name is a WORD. Libraries follow their users; debug information is
@@ -20,10 +20,11 @@ PROGRAMS = """qemu-system-x86_64 env timeout sh bash cat ls cp mkdir mount umoun
 # Files that no program is linked with.
 FILES = """usr/share/seabios/bios-256k.bin usr/share/qemu/bios-256k.bin usr/share/qemu/kvmvapic.bin
     usr/share/qemu/linuxboot_dma.bin usr/share/qemu/linuxboot.bin etc/hosts etc/passwd etc/group etc/nsswitch.conf etc/ld.so.conf
-    etc/libibverbs.d/mlx5.driver etc/ibgda-kernel usr/share/misc/pci.ids""".split()
+    etc/libibverbs.d/mlx5.driver usr/share/misc/pci.ids""".split()
 # The guest's agent and root need these (ci/lib/initramfs.sh, ci/runner/src/guest); ib_ipoib is for the tests.
 MODULES = """9pnet_virtio 9p overlay configfs aer_inject mlx5_ib ib_uverbs ib_umad rdma_ucm ib_ipoib virtio_net
     virtio_console""".split()
+OPTIONAL_MODULES = {"ib_ipoib", "virtio_net"}
 # A library's plugin is found by name at run time.
 PLUGINS = ["usr/lib/x86_64-linux-gnu/libibverbs", "lib/x86_64-linux-gnu/libnss_files.so.2"]
 
@@ -76,24 +77,22 @@ class Root:
                 self.add(word)
 
     def modules(self, release):
-        shown = subprocess.run(
-            ["modprobe", "-S", release, "--show-depends", "-a", *MODULES], capture_output=True, text=True, check=True
-        )
-        for line in shown.stdout.splitlines():
-            if line.startswith("insmod "):
-                self.add(line.split()[1])
+        for module in MODULES:
+            command = ["modprobe", "-S", release, "--show-depends", module]
+            shown = subprocess.run(command, capture_output=True, text=True, check=False)
+            if shown.returncode != 0 and module not in OPTIONAL_MODULES:
+                sys.exit(f"bundle: {shown.stderr.strip()}")
+            for line in shown.stdout.splitlines():
+                if line.startswith("insmod "):
+                    self.add(line.split()[1])
         for file in ("modules.order", "modules.builtin", "modules.builtin.modinfo"):
             self.add(f"usr/lib/modules/{release}/{file}")
         subprocess.run(["depmod", "-b", self.target, release], check=True)
 
 
 def main():
-    target, *words = sys.argv[1:]
+    target, release, *words = sys.argv[1:]
     root = Root(pathlib.Path(target))
-    settings = dict(
-        line.split("=", 1) for line in pathlib.Path("/etc/ibgda-kernel").read_text().splitlines() if "=" in line
-    )
-    release = settings["KERNEL_RELEASE"].strip("'")
     for name in PROGRAMS:
         found = shutil.which(name)
         if not found:
@@ -101,7 +100,6 @@ def main():
         root.add(found)
     for path in FILES + PLUGINS:
         root.add(path)
-    root.add(f"boot/vmlinuz-{release}")
     root.modules(release)
     stage = pathlib.Path("/opt/ibgda")
     for path in ("bin/connectx", "bin/ibgda-vm-agent", "bin/ibgda-vm-run", "initramfs", "ibgda.ko"):

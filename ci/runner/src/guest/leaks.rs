@@ -38,8 +38,6 @@ pub fn report() -> Result<()> {
     }
     let found = fs::read_to_string(KMEMLEAK).context("reading the leaks")?;
     let (known, unknown) = sort(&found);
-    // Else the log loses lines.
-    fs::write("/proc/sys/kernel/printk_devkmsg", "on").context("unlimited lines in the log")?;
     let mut log = OpenOptions::new().write(true).open("/dev/kmsg")?;
     let mut say = |line: &str| {
         // A record a write.
