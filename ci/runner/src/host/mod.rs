@@ -54,6 +54,9 @@ pub struct Options {
     /// Its initial root, which mounts the real one.
     #[arg(long)]
     pub initramfs: PathBuf,
+    /// More for its command line.
+    #[arg(long, default_value = "")]
+    pub append: String,
     /// The model's program.
     #[arg(long)]
     pub model: PathBuf,

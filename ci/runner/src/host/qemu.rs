@@ -94,11 +94,11 @@ fn machine(line: &mut Line, vm: &Vm<'_>) {
         "-global",
         "ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off",
     ]);
-    // On a loaded host the kernel's check of its timer fails now and then, and it panics. With five levels of page tables
-    // an interrupt while the kernel identifies its processor, for which it forgets for a moment what that has, finds KASAN
-    // looking in the wrong place. What the agent writes into the log is not to be thinned out.
+    // On a loaded host the kernel's check of its timer fails now and then, and it panics. What the agent writes into the
+    // log is not to be thinned out.
     let mut append =
-        "console=ttyS0 quiet panic=-1 nokaslr no_timer_check no5lvl printk.devkmsg=on".to_owned();
+        "console=ttyS0 quiet panic=-1 nokaslr no_timer_check printk.devkmsg=on ".to_owned();
+    append += &options.append;
     if options.iommu {
         // Before the devices behind it. The caching mode is what tells the model of each mapping the guest makes.
         line.add(&["-device", "intel-iommu,intremap=on,caching-mode=on"]);
