@@ -9,7 +9,7 @@ vm() {
 
 runner_options() {
     expect_status 125 vm --nics 9 -- true
-    expect_status 125 vm --kernel debug -- true
+    expect_status 125 vm --kernel other -- true
     expect_status 125 vm --frobnicate -- true
     expect_status 125 vm --timeout 0 -- true
     expect_status 125 vm --share /nonexistent -- true
