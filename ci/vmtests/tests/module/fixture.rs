@@ -2,10 +2,10 @@
 //! What the tests share: a pair that may meet, a doorbell and all that it came from, and a process for each test.
 
 use ibgda_verbs_sys::uverbs::{Uar, UarType, alloc_uar, export_dmabuf};
-use ibgda_vmtests::broker::{Granted, Session};
+use ibgda_vmtests::broker::{Granted, Mapping, Session};
 use ibgda_vmtests::machine::{self, Allowed, Bdf, gpus, live_objects, nics, patience, wait_until};
 use ibgda_vmtests::process::{End, in_child};
-use ibgda_vmtests::verbs::{Loopback, Verbs};
+use ibgda_vmtests::verbs::{Loopback, REGISTER, Verbs};
 use std::fs;
 use std::fs::File;
 use std::io::Read;
@@ -276,4 +276,12 @@ pub fn no_grants() -> bool {
         .lines()
         .count()
         == 1
+}
+
+/// Waits until a store of a lost session lands in the sink page: the status page tells first, then the mapping is taken.
+pub fn wait_for_sink(mapping: &Mapping) {
+    wait_until("a store lands in the sink page", || {
+        mapping.store(REGISTER, 77);
+        mapping.load(REGISTER) == 77
+    });
 }

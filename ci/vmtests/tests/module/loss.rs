@@ -3,6 +3,7 @@
 
 use crate::fixture::{
     Doorbell, Pair, REPORT, alone, eventfd, import_when_free, no_grants, signals, use_doorbells,
+    wait_for_sink,
 };
 use ibgda_uapi::*;
 use ibgda_vmtests::broker::Session;
@@ -71,11 +72,7 @@ fn lose_and_return(reason: u32, lose: impl FnOnce(Bdf) -> Box<dyn FnOnce()>) {
         status.state() != IBGDA_STATE_READY
     });
     assert_eq!(status.reason(), reason);
-    // The status page tells first, then the mapping is taken.
-    wait_until("a store lands in the sink page", || {
-        mapping.store(REGISTER, 77);
-        mapping.load(REGISTER) == 77
-    });
+    wait_for_sink(&mapping);
     assert_eq!(
         session.populate(handle, mapping.address),
         Err(libc::ENOLINK)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! NIC, GPU and drivers are taken away under live grants.
 
-use crate::fixture::{Doorbell, Pair, alone, run};
+use crate::fixture::{Doorbell, Pair, alone, run, wait_for_sink};
 use ibgda_uapi::*;
 use ibgda_vmtests::broker::Session;
 use ibgda_vmtests::machine::{self, Allowed, Bdf, gpus, nics, wait_until};
@@ -40,11 +40,7 @@ fn survives(lose: impl FnOnce(&Pair), reason: Option<u32>, come_back: impl FnOnc
     if let Some(reason) = reason {
         assert_eq!(status.reason(), reason);
     }
-    // The status page tells first, then the mapping is taken.
-    wait_until("a store lands in the sink page", || {
-        mapping.store(REGISTER, 77);
-        mapping.load(REGISTER) == 77
-    });
+    wait_for_sink(&mapping);
     assert_eq!(
         session.populate(handle, mapping.address),
         Err(libc::ENOLINK)
