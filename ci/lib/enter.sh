@@ -44,7 +44,7 @@ prune_checkouts() {
     done
 }
 
-# in_rootfs COMMAND [ARG…]: runs COMMAND in /src. Of the environment only what names proxies and cargo's settings passes.
+# in_rootfs COMMAND [ARG…]: runs COMMAND in /src. Of the environment only what names proxies and cargo's and pip's settings passes.
 in_rootfs() {
     chroot -- "$ENTER" /usr/bin/env -i "${ROOTFS_ENV[@]}" "${PASSED_ENV[@]}" \
         sh -c 'cd /src && exec "$@"' sh "$@"
@@ -63,7 +63,7 @@ while IFS= read -r -d '' variable; do
     case $variable in
     [hH][tT][tT][pP]_[pP][rR][oO][xX][yY]=* | [hH][tT][tT][pP][sS]_[pP][rR][oO][xX][yY]=* | [nN][oO]_[pP][rR][oO][xX][yY]=* | \
         [aA][lL][lL]_[pP][rR][oO][xX][yY]=* | CARGO_HTTP_*=* | CARGO_NET_*=* | CARGO_REGISTRIES_*=* | CARGO_SOURCE_*=* | \
-        RUST_BACKTRACE=* | RUST_LOG=* | TERM=*)
+        PIP_INDEX_URL=* | PIP_DEFAULT_TIMEOUT=* | RUST_BACKTRACE=* | RUST_LOG=* | TERM=*)
         PASSED_ENV+=("$variable")
         ;;
     esac

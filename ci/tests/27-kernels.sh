@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+# shellcheck shell=bash
+#
+# The device header under the compilers that only ci/toolbox has. No GPU is needed.
+
+while IFS= read -r path; do
+    name=${path#kernels/}
+    check "kernels::nvcc::${name%.cu}" "$IBGDA_SRC/ci/toolbox" kernels/tests/nvcc "$path"
+done < <(cd "$IBGDA_SRC" && git ls-files -- 'kernels/*.cu')
