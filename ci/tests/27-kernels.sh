@@ -7,3 +7,13 @@ while IFS= read -r path; do
     name=${path#kernels/}
     check "kernels::nvcc::${name%.cu}" "$IBGDA_SRC/ci/toolbox" kernels/tests/nvcc "$path"
 done < <(cd "$IBGDA_SRC" && git ls-files -- 'kernels/*.cu')
+
+kernels_sass() {
+    "$IBGDA_SRC/ci/toolbox" kernels/tests/sass >"$CHECK_DIR/sass" || {
+        cat -- "$CHECK_DIR/sass"
+        return 1
+    }
+}
+
+check kernels::sass kernels_sass
+[[ ! -s $CHECK_DIR/sass ]] || sed 's/^/  /' "$CHECK_DIR/sass"
