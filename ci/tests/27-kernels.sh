@@ -17,3 +17,7 @@ kernels_sass() {
 
 check kernels::sass kernels_sass
 [[ ! -s $CHECK_DIR/sass ]] || sed 's/^/  /' "$CHECK_DIR/sass"
+
+suite kernels::litmus "$IBGDA_SRC/ci/toolbox" kernels/tests/litmus/run
+suite kernels::threads "$IBGDA_SRC/ci/enter" kernels/tests/threads/run
+suite kernels::thread_sanitizer "$IBGDA_SRC/ci/enter" kernels/tests/threads/run -fsanitize=thread

@@ -1,0 +1,192 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * Litmus tests of the header's order towards the NIC: every execution of a few threads, with every value that a load may
+ * return. Each is run as the header is, where no execution may be wrong, and without each fence in turn, where one must be.
+ */
+#include "platform.h"
+
+#include <ibgda_device.cuh>
+
+#include <cstdio>
+#include <cstring>
+#include <ostream>
+#include <streambuf>
+
+namespace litmus {
+
+static const ibgda_u32 DEPTH = 4;
+
+/* A QP and what of it the NIC sees. */
+struct queue {
+	memory shared;
+	ibgda_u8 ring[DEPTH * IBGDA_WQEBB_BYTES];
+	ibgda_u8 cq_ring[DEPTH * IBGDA_CQE_BYTES];
+	ibgda_u32 record[2], cq_record[2];
+	ibgda_u64 doorbell;
+	ibgda_cq cq;
+	ibgda_qp qp;
+
+	void prepare()
+	{
+		std::memset(ring, 0, sizeof ring);
+		std::memset(cq_ring, 0, sizeof cq_ring);
+		cq = ibgda_cq();
+		cq.ring = cq_ring;
+		cq.doorbell_record = cq_record;
+		cq.depth = DEPTH;
+		qp = ibgda_qp();
+		qp.send_ring = ring;
+		qp.doorbell_record = record;
+		qp.doorbell = &doorbell;
+		qp.send_cq = &cq;
+		qp.send_depth = DEPTH;
+		shared.add(&record[1], 0);
+		shared.add(&cq_record[0], 0);
+		shared.add(&doorbell, 0);
+		for (ibgda_u32 i = 0; i < 2; i++) {
+			shared.add(slot(i), 0);
+			/* No completion yet: its kind is invalid. */
+			shared.add(tail(i), (ibgda_u64)IBGDA_CQE_INVALID << 60);
+		}
+	}
+
+	ibgda_u8 *slot(ibgda_u32 index) { return ring + index * IBGDA_WQEBB_BYTES; }
+
+	ibgda_u8 *tail(ibgda_u32 index) { return cq_ring + index * IBGDA_CQE_BYTES + 48; }
+
+	/* An empty SEND: a WQE of one segment, whose first bytes say which request it is. */
+	void post() { RL_ASSERT(ibgda_send(&qp, 0, 0, 0) == IBGDA_OK); }
+
+	/* The NIC, when it looks at the doorbell register at some time. */
+	void nic()
+	{
+		ibgda_u32 rung = ibgda_be32((ibgda_u32)load(&doorbell)) >> 8;
+		if (!rung)
+			return;
+		acquire();
+		ibgda_u32 recorded = ibgda_be32((ibgda_u32)load(&record[1]));
+		/* Otherwise it would not look again, and the last requests would wait for ever. */
+		RL_ASSERT(recorded >= rung);
+		acquire();
+		/* The record may be ahead of the doorbell: the NIC fetches all that it covers. */
+		for (ibgda_u32 i = 0; i < recorded; i++)
+			RL_ASSERT(ibgda_be32((ibgda_u32)load(slot(i))) == (i << 8 | IBGDA_OP_SEND));
+	}
+
+	/* The NIC, when it completes the first request. */
+	void complete(const ibgda_u64 *data)
+	{
+		store(data, 1);
+		/* Its writes arrive in order. */
+		rl::atomic_thread_fence(rl::mo_release, $);
+		store(tail(0), (ibgda_u64)IBGDA_CQE_REQ << 60);
+	}
+};
+
+/* Requests are whole before the record covers them, and the record is there before the doorbell. */
+template <fence without, rl::test_result_e expected> struct post : rl::test_suite<post<without, expected>, 2, expected>, queue {
+	void before() { this->prepare(); }
+
+	void thread(unsigned index)
+	{
+		if (index) {
+			this->nic();
+		} else {
+			queue::post();
+			queue::post();
+		}
+	}
+};
+
+/* Whoever knows of a completion reads what the NIC wrote before it. */
+template <fence without, rl::test_result_e expected>
+struct poll : rl::test_suite<poll<without, expected>, 2, expected>, queue {
+	ibgda_u64 data;
+
+	void before()
+	{
+		this->prepare();
+		this->shared.add(&data, 0);
+		queue::post();
+	}
+
+	void thread(unsigned index)
+	{
+		if (index)
+			this->complete(&data);
+		else if (ibgda_wait(&this->qp, 0, 0) == IBGDA_OK)
+			RL_ASSERT(load(&data) == 1);
+	}
+};
+
+/* A GPU that polls a signal reads the data that a peer wrote before it. */
+template <fence without, rl::test_result_e expected>
+struct signal : rl::test_suite<signal<without, expected>, 2, expected>, queue {
+	ibgda_u64 data, flag;
+
+	void before()
+	{
+		this->shared.add(&data, 0);
+		this->shared.add(&flag, 0);
+	}
+
+	void thread(unsigned index)
+	{
+		if (index) {
+			store(&data, 1);
+			/* The NIC's writes arrive in order. */
+			rl::atomic_thread_fence(rl::mo_release, $);
+			store(&flag, 1);
+		} else if (ibgda_load_relaxed(&flag)) {
+			ibgda_acquire();
+			RL_ASSERT(load(&data) == 1);
+		}
+	}
+};
+
+/* What relacy says of a failure, as much of it as fits: a string would allocate, and relacy replaces the allocator. */
+struct log : std::streambuf {
+	char text[1 << 16];
+
+	log() { setp(text, text + sizeof text); }
+
+	int print() { return std::printf("%.*s\n", static_cast<int>(pptr() - pbase()), text); }
+};
+
+static unsigned passed, failed;
+
+template <template <fence, rl::test_result_e> class suite, fence without, rl::test_result_e expected>
+static void run(const char *name)
+{
+	static struct log log;
+	std::ostream stream(&log);
+	rl::test_params params;
+	params.search_type = rl::sched_full;
+	params.output_stream = &stream;
+	params.progress_stream = &stream;
+	params.execution_depth_limit = 500;
+	left_out = without;
+	bool ok = rl::simulate<suite<without, expected>>(params);
+	std::printf("test %s ... %s (%s after %llu executions)\n", name, ok ? "ok" : "FAILED",
+		    rl::test_result_str(params.test_result), (unsigned long long)params.stop_iteration);
+	if (!ok)
+		log.print();
+	++(ok ? passed : failed);
+}
+
+} // namespace litmus
+
+int main()
+{
+	using namespace litmus;
+	const rl::test_result_e right = rl::test_result_success, wrong = rl::test_result_user_assert_failed;
+	run<post, NONE, right>("post");
+	run<post, STORE_RECORD, wrong>("post_without_the_fence_of_ibgda_store_record");
+	run<post, STORE_DOORBELL, wrong>("post_without_the_fence_of_ibgda_store_doorbell");
+	run<poll, NONE, right>("poll");
+	run<poll, ACQUIRE, wrong>("poll_without_ibgda_acquire");
+	run<signal, NONE, right>("signal");
+	run<signal, ACQUIRE, wrong>("signal_without_ibgda_acquire");
+	std::printf("test result: %s. %u passed; %u failed;\n", failed ? "FAILED" : "ok", passed, failed);
+	return failed != 0;
+}
