@@ -8,6 +8,10 @@ library=$(readlink -f -- "${1:?needs the path of libconnectx.a}")
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")"
 dir=$(mktemp -d)
 trap 'rm -rf -- "$dir"' EXIT
-nvcc -O3 -std=c++17 -lineinfo -gencode="arch=compute_${CUDA_ARCH:-90},code=sm_${CUDA_ARCH:-90}" \
-    -Iinclude -I../connectx/include tests/gpu/inproc.cu "$library" -lpthread -ldl -lm -o "$dir/inproc"
+for source in tests/gpu/{main,exclusive,modes,operations}.cu; do
+    nvcc -O3 -std=c++17 -lineinfo -gencode="arch=compute_${CUDA_ARCH:-90},code=sm_${CUDA_ARCH:-90}" \
+        -Iinclude -I../connectx/include -c "$source" -o "$dir/$(basename "$source" .cu).o" &
+done
+wait
+nvcc "$dir"/*.o "$library" -lpthread -ldl -lm -o "$dir/inproc"
 timeout 300 "$dir/inproc"

@@ -4,11 +4,14 @@
  * defined, where CPU threads stand in for GPU threads.
  *
  *   ibgda/types.h     queue handles, completions, status codes; shared with the host
- *   ibgda/platform.h  stores, loads, fences, clock: all that differs between GPU and CPU
+ *   ibgda/platform.h  stores, loads, atomics, fences, clock: all that differs between GPU and CPU
+ *   ibgda/group.h     threads that post together
  *   ibgda/wqe.h       WQE builders, pure
- *   ibgda/poll.h      completions, errors, bounded waits
+ *   ibgda/poll.h      completions, errors, bounded waits, events, signals
  *   ibgda/post.h      reserve, write, publish; the doorbell
- *   ibgda/verbs.h     put, get, send, atomics, recv, wait, quiet
+ *   ibgda/shared.h    the same for many threads at a time
+ *   ibgda/checks.h    what is looked at before a request is posted
+ *   ibgda/verbs.h     put, get, send, atomics, signal, recv, wait, quiet, fence
  *
  * The handles come from libibgda (ibgda_qp_device_handle). A typical kernel:
  *

@@ -21,7 +21,7 @@ pub mod abi {
 }
 
 /// Every file of the header with the name it is included by, for NVRTC, which has no file system.
-pub const HEADERS: [(&str, &str); 7] = [
+pub const HEADERS: [(&str, &str); 10] = [
     (
         "ibgda_device.cuh",
         include_str!("../include/ibgda_device.cuh"),
@@ -31,8 +31,11 @@ pub const HEADERS: [(&str, &str); 7] = [
         "ibgda/platform.h",
         include_str!("../include/ibgda/platform.h"),
     ),
+    ("ibgda/group.h", include_str!("../include/ibgda/group.h")),
     ("ibgda/wqe.h", include_str!("../include/ibgda/wqe.h")),
     ("ibgda/poll.h", include_str!("../include/ibgda/poll.h")),
     ("ibgda/post.h", include_str!("../include/ibgda/post.h")),
+    ("ibgda/shared.h", include_str!("../include/ibgda/shared.h")),
+    ("ibgda/checks.h", include_str!("../include/ibgda/checks.h")),
     ("ibgda/verbs.h", include_str!("../include/ibgda/verbs.h")),
 ];

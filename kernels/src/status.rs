@@ -66,8 +66,43 @@ impl Status {
             ),
             ibgda_status::IBGDA_ERR_NO_QUEUE => (
                 "IBGDA_ERR_NO_QUEUE",
-                "this QP has no such queue",
-                "create the QP with a receive depth",
+                "this QP has no such queue, or its handle was not made for this use",
+                "create the QP with a receive depth, as shared, or with events",
+            ),
+            ibgda_status::IBGDA_ERR_MODE => (
+                "IBGDA_ERR_MODE",
+                "the template argument says another use of the QP than its handle was made for",
+                "pass the mode of the handle, and at most one of IBGDA_WARP and IBGDA_BLOCK",
+            ),
+            ibgda_status::IBGDA_ERR_FLAGS => (
+                "IBGDA_ERR_FLAGS",
+                "flags: a bit that means nothing, or IBGDA_SKIP in a single thread's call",
+                "nothing was posted",
+            ),
+            ibgda_status::IBGDA_ERR_BYTES => (
+                "IBGDA_ERR_BYTES",
+                "bytes: more than 2^30, or for inline data not 1 to 28",
+                "split the message; nothing was posted",
+            ),
+            ibgda_status::IBGDA_ERR_REMOTE => (
+                "IBGDA_ERR_REMOTE",
+                "remote: not aligned to the size of the atomic or signal, or the range passes the end of the address space",
+                "nothing was posted",
+            ),
+            ibgda_status::IBGDA_ERR_RKEY => (
+                "IBGDA_ERR_RKEY",
+                "rkey: a value that no region has",
+                "take it from the peer's region; nothing was posted",
+            ),
+            ibgda_status::IBGDA_ERR_LOCAL => (
+                "IBGDA_ERR_LOCAL",
+                "local: the range passes the end of the address space",
+                "nothing was posted",
+            ),
+            ibgda_status::IBGDA_ERR_LKEY => (
+                "IBGDA_ERR_LKEY",
+                "lkey: a value that no region has",
+                "take it from the region of the local address; nothing was posted",
             ),
             ibgda_status::IBGDA_ERR_LOCAL_LENGTH => (
                 "IBGDA_ERR_LOCAL_LENGTH",
@@ -180,6 +215,9 @@ pub fn opcode_name(opcode: u8) -> &'static str {
         0x10 => "RDMA_READ",
         0x11 => "ATOMIC_CS",
         0x12 => "ATOMIC_FA",
+        0x14 => "ATOMIC_MASKED_CS",
+        0x15 => "ATOMIC_MASKED_FA",
+        0x23 => "DUMP",
         0x25 => "UMR",
         _ => "unknown opcode",
     }
@@ -259,6 +297,7 @@ mod tests {
     #[test]
     fn every_named_status_has_words_of_its_own() {
         let named = (0..=7)
+            .chain(0x40..=0x46)
             .chain([0x101, 0x102, 0x104, 0x105, 0x106])
             .chain(0x110..=0x116)
             .chain([0x122]);

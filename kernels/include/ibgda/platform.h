@@ -1,26 +1,23 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The few operations that differ between a GPU and a CPU thread: stores, loads and fences towards the NIC, and the clock.
+ * The few operations that differ between a GPU and a CPU thread: stores, loads, atomics and fences, and the clock. All
+ * fences of the data path are here; docs/memory-order.md says which write each orders before which, and why.
  *
- * Every fence of the data path is here, with what it orders:
- *
- *   ibgda_store_record    WQE bytes before the doorbell record. The NIC fetches slots up to the record's value, so a
- *                         record that is seen before its WQE makes the NIC execute what lay in the slot before.
- *   ibgda_store_doorbell  the record before the doorbell. The doorbell makes the NIC read the record; were it to arrive
- *                         first, the NIC could find the old value and never look again.
- *   ibgda_acquire         the completion before the data it announces: reads after it see what the NIC wrote before it.
+ *   operation                PTX, queues on the GPU / in host memory     CPU
+ *   ibgda_release            fence.release.gpu / .sys (1)                in the store or atomic that follows
+ *   ibgda_acquire_release    fence.acq_rel.gpu / .sys                    in the atomics around it
+ *   ibgda_acquire            fence.acquire.sys (1)                       in the load before it
+ *   ibgda_store_record       st.relaxed.sys                              store-release
+ *   ibgda_store_doorbell     st.mmio.relaxed.sys                         store-release; uncached, so in program order
+ *   ibgda_load_shared        ld.relaxed.gpu                              load-acquire
+ *   ibgda_atomic_*           atom.relaxed.gpu                            acq_rel
+ *   (1) before sm_90 or CUDA 12.8: fence.acq_rel
  *
  * Scope. Queue memory on the GPU: the NIC's reads reach the GPU's L2, where gpu scope makes writes visible. In host
  * memory: sys scope. The doorbell store itself is a posted PCIe write and needs no fence behind it.
  *
- *   operation               PTX, memory on the GPU / on the host       CPU
- *   ibgda_store_record      fence.acq_rel.gpu / .sys; st.relaxed.sys   store-release
- *   ibgda_store_doorbell    fence.acq_rel.gpu / .sys; st.mmio          store-release; uncached, so in program order
- *   ibgda_acquire           fence.acquire.sys, before sm_90            acquire load of the completion
- *                           fence.acq_rel.sys
- *
- * On a CPU the write-back queue memory and the uncached doorbell stay in order on x86 by themselves, on Arm by the
- * dmb oshst that the CPU variants add.
+ * A CPU needs no fences of its own: x86 keeps stores in order, to write-back memory and to the uncached register; Arm
+ * has the dmb oshst that the CPU variants add. With the order in the accesses themselves ThreadSanitizer can check it.
  */
 #ifndef IBGDA_PLATFORM_H
 #define IBGDA_PLATFORM_H
@@ -29,6 +26,7 @@
 
 #if defined(__CUDACC__) && !defined(IBGDA_HOST)
 #define IBGDA_FN static __device__ __forceinline__
+#define IBGDA_SLOW static __device__ __noinline__
 #define IBGDA_PURE static __host__ __device__ __forceinline__
 #else
 #ifndef IBGDA_HOST
@@ -37,11 +35,9 @@
 #include <sched.h>
 #include <time.h>
 #define IBGDA_FN static inline
+#define IBGDA_SLOW static inline
 #define IBGDA_PURE static inline
 #endif
-
-/* Where a QP's queues lie, which decides the scope of the fences. */
-enum ibgda_placement { IBGDA_QUEUES_ON_HOST, IBGDA_QUEUES_ON_GPU };
 
 /* 16 bytes: the unit in which WQEs are stored. */
 struct alignas(16) ibgda_quad {
@@ -59,6 +55,14 @@ IBGDA_PURE ibgda_u32 ibgda_be32(ibgda_u32 value)
 
 #if defined(__CUDACC__) && !defined(IBGDA_HOST)
 
+#if __CUDA_ARCH__ >= 900 && (__CUDACC_VER_MAJOR__ > 12 || (__CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 8))
+#define IBGDA_FENCE_RELEASE "fence.release"
+#define IBGDA_FENCE_ACQUIRE "fence.acquire"
+#else
+#define IBGDA_FENCE_RELEASE "fence.acq_rel"
+#define IBGDA_FENCE_ACQUIRE "fence.acq_rel"
+#endif
+
 /* Nanoseconds of the clock that deadlines are on: the GPU's global timer. */
 IBGDA_FN ibgda_u64 ibgda_clock_ns()
 {
@@ -69,13 +73,26 @@ IBGDA_FN ibgda_u64 ibgda_clock_ns()
 
 IBGDA_FN void ibgda_relax() { __nanosleep(20); }
 
-template <ibgda_placement P> IBGDA_FN void ibgda_release()
+/* Between looks at something that will take microseconds. */
+IBGDA_FN void ibgda_sleep() { __nanosleep(1000); }
+
+template <ibgda_u32 M> IBGDA_FN void ibgda_release()
 {
-	if (P == IBGDA_QUEUES_ON_GPU)
+	if (M & IBGDA_ON_GPU)
+		asm volatile(IBGDA_FENCE_RELEASE ".gpu;" ::: "memory");
+	else
+		asm volatile(IBGDA_FENCE_RELEASE ".sys;" ::: "memory");
+}
+
+template <ibgda_u32 M> IBGDA_FN void ibgda_acquire_release()
+{
+	if (M & IBGDA_ON_GPU)
 		asm volatile("fence.acq_rel.gpu;" ::: "memory");
 	else
 		asm volatile("fence.acq_rel.sys;" ::: "memory");
 }
+
+IBGDA_FN void ibgda_acquire() { asm volatile(IBGDA_FENCE_ACQUIRE ".sys;" ::: "memory"); }
 
 IBGDA_FN void ibgda_store_quad(void *to, ibgda_quad value)
 {
@@ -83,29 +100,41 @@ IBGDA_FN void ibgda_store_quad(void *to, ibgda_quad value)
 		     : "memory");
 }
 
-template <ibgda_placement P> IBGDA_FN void ibgda_store_record(ibgda_u32 *record, ibgda_u32 big_endian)
-{
-	ibgda_release<P>();
-	asm volatile("st.relaxed.sys.global.b32 [%0], %1;" ::"l"(__cvta_generic_to_global(record)), "r"(big_endian) : "memory");
-}
-
-template <ibgda_placement P> IBGDA_FN void ibgda_store_doorbell(ibgda_u64 *doorbell, ibgda_u64 value)
-{
-	ibgda_release<P>();
-#if __CUDACC_VER_MAJOR__ > 12 || (__CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 2)
-	asm volatile("st.mmio.relaxed.sys.global.b64 [%0], %1;" ::"l"(__cvta_generic_to_global(doorbell)), "l"(value)
-		     : "memory");
-#else
-	asm volatile("st.relaxed.sys.global.b64 [%0], %1;" ::"l"(__cvta_generic_to_global(doorbell)), "l"(value) : "memory");
-#endif
-}
-
-/* For words whose order towards others does not matter: the CQ's consumer index, which only guards against overrun. */
+/* For words that the NIC or the CPU reads; what must be seen before them is fenced off before. */
 IBGDA_FN void ibgda_store_relaxed(ibgda_u32 *word, ibgda_u32 value)
 {
 	asm volatile("st.relaxed.sys.global.b32 [%0], %1;" ::"l"(__cvta_generic_to_global(word)), "r"(value) : "memory");
 }
 
+IBGDA_FN void ibgda_store_record(ibgda_u32 *record, ibgda_u32 big_endian) { ibgda_store_relaxed(record, big_endian); }
+
+/* A doorbell in memory: the CPU thread that looks at it does the rest. */
+IBGDA_FN void ibgda_store_word(ibgda_u64 *word, ibgda_u64 value)
+{
+	asm volatile("st.relaxed.sys.global.b64 [%0], %1;" ::"l"(__cvta_generic_to_global(word)), "l"(value) : "memory");
+}
+
+IBGDA_FN void ibgda_store_doorbell(ibgda_u64 *doorbell, ibgda_u64 value)
+{
+#if __CUDACC_VER_MAJOR__ > 12 || (__CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 2)
+	asm volatile("st.mmio.relaxed.sys.global.b64 [%0], %1;" ::"l"(__cvta_generic_to_global(doorbell)), "l"(value)
+		     : "memory");
+#else
+	ibgda_store_word(doorbell, value);
+#endif
+}
+
+/* A WQE into a BlueFlame buffer, in address order. */
+IBGDA_FN void ibgda_store_blueflame(void *to, const ibgda_quad *quads)
+{
+#pragma unroll
+	for (int i = 0; i < 4; i++)
+		asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(static_cast<char *>(to) + 16 * i)),
+			     "l"(quads[i].low), "l"(quads[i].high)
+			     : "memory");
+}
+
+/* A word that the host or the NIC writes. */
 IBGDA_FN ibgda_u64 ibgda_load_relaxed(const ibgda_u64 *word)
 {
 	ibgda_u64 value;
@@ -113,9 +142,16 @@ IBGDA_FN ibgda_u64 ibgda_load_relaxed(const ibgda_u64 *word)
 	return value;
 }
 
+IBGDA_FN ibgda_u32 ibgda_load_relaxed(const ibgda_u32 *word)
+{
+	ibgda_u32 value;
+	asm volatile("ld.relaxed.sys.global.b32 %0, [%1];" : "=r"(value) : "l"(__cvta_generic_to_global(word)) : "memory");
+	return value;
+}
+
 /*
- * Bytes 48..63 of a completion in one load, so that syndromes, opcode, QPN, counter and ownership are of one moment: an
- * aligned 16-byte access is one transaction.
+ * 16 bytes in one load: bytes 48..63 of a completion, so that syndromes, opcode, QPN, counter and ownership are of one
+ * moment. An aligned 16-byte access is one transaction.
  */
 IBGDA_FN ibgda_quad ibgda_load_tail(const void *tail)
 {
@@ -127,13 +163,84 @@ IBGDA_FN ibgda_quad ibgda_load_tail(const void *tail)
 	return value;
 }
 
-IBGDA_FN void ibgda_acquire()
+/* Words that threads of this GPU share: past the L1, which does not see other SMs' writes. */
+IBGDA_FN ibgda_u64 ibgda_load_shared(const ibgda_u64 *word)
 {
-#if __CUDA_ARCH__ >= 900 && (__CUDACC_VER_MAJOR__ > 12 || (__CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 8))
-	asm volatile("fence.acquire.sys;" ::: "memory");
-#else
-	asm volatile("fence.acq_rel.sys;" ::: "memory");
-#endif
+	ibgda_u64 value;
+	asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(value) : "l"(__cvta_generic_to_global(word)) : "memory");
+	return value;
+}
+
+/* Two words, aligned to 16, of one moment. */
+IBGDA_FN ibgda_quad ibgda_load_shared_pair(const ibgda_u64 *words)
+{
+	ibgda_quad value;
+	asm volatile("ld.relaxed.gpu.global.v2.b64 {%0, %1}, [%2];"
+		     : "=l"(value.low), "=l"(value.high)
+		     : "l"(__cvta_generic_to_global(words))
+		     : "memory");
+	return value;
+}
+
+IBGDA_FN void ibgda_store_shared(ibgda_u64 *word, ibgda_u64 value)
+{
+	asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(__cvta_generic_to_global(word)), "l"(value) : "memory");
+}
+
+IBGDA_FN void ibgda_store_shared(ibgda_u32 *word, ibgda_u32 value)
+{
+	asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(__cvta_generic_to_global(word)), "r"(value) : "memory");
+}
+
+/* Atomics on global memory, relaxed: what else they are to order is fenced off. They give what was there before. */
+IBGDA_FN ibgda_u64 ibgda_atomic_add(ibgda_u64 *word, ibgda_u64 value)
+{
+	ibgda_u64 old;
+	asm volatile("atom.relaxed.gpu.global.add.u64 %0, [%1], %2;"
+		     : "=l"(old)
+		     : "l"(__cvta_generic_to_global(word)), "l"(value)
+		     : "memory");
+	return old;
+}
+
+IBGDA_FN ibgda_u64 ibgda_atomic_xor(ibgda_u64 *word, ibgda_u64 value)
+{
+	ibgda_u64 old;
+	asm volatile("atom.relaxed.gpu.global.xor.b64 %0, [%1], %2;"
+		     : "=l"(old)
+		     : "l"(__cvta_generic_to_global(word)), "l"(value)
+		     : "memory");
+	return old;
+}
+
+IBGDA_FN ibgda_u64 ibgda_atomic_max(ibgda_u64 *word, ibgda_u64 value)
+{
+	ibgda_u64 old;
+	asm volatile("atom.relaxed.gpu.global.max.u64 %0, [%1], %2;"
+		     : "=l"(old)
+		     : "l"(__cvta_generic_to_global(word)), "l"(value)
+		     : "memory");
+	return old;
+}
+
+IBGDA_FN ibgda_u64 ibgda_atomic_cas(ibgda_u64 *word, ibgda_u64 expected, ibgda_u64 value)
+{
+	ibgda_u64 old;
+	asm volatile("atom.relaxed.gpu.global.cas.b64 %0, [%1], %2, %3;"
+		     : "=l"(old)
+		     : "l"(__cvta_generic_to_global(word)), "l"(expected), "l"(value)
+		     : "memory");
+	return old;
+}
+
+IBGDA_FN ibgda_u32 ibgda_atomic_cas(ibgda_u32 *word, ibgda_u32 expected, ibgda_u32 value)
+{
+	ibgda_u32 old;
+	asm volatile("atom.relaxed.gpu.global.cas.b32 %0, [%1], %2, %3;"
+		     : "=r"(old)
+		     : "l"(__cvta_generic_to_global(word)), "r"(expected), "r"(value)
+		     : "memory");
+	return old;
 }
 
 #else /* CPU threads */
@@ -149,6 +256,12 @@ IBGDA_FN ibgda_u64 ibgda_clock_ns()
 /* There can be more threads than processors: let the others run. */
 IBGDA_FN void ibgda_relax() { sched_yield(); }
 
+IBGDA_FN void ibgda_sleep()
+{
+	const struct timespec pause = {0, 20000};
+	nanosleep(&pause, nullptr);
+}
+
 /* Between memory and a device's register Arm needs the outer shareable domain; a store-release covers the inner one. */
 IBGDA_FN void ibgda_device_barrier()
 {
@@ -157,23 +270,49 @@ IBGDA_FN void ibgda_device_barrier()
 #endif
 }
 
+/* The order is in the accesses themselves. */
+template <ibgda_u32 M> IBGDA_FN void ibgda_release() {}
+template <ibgda_u32 M> IBGDA_FN void ibgda_acquire_release() {}
+IBGDA_FN void ibgda_acquire() {}
+
 IBGDA_FN void ibgda_store_quad(void *to, ibgda_quad value) { *static_cast<ibgda_quad *>(to) = value; }
 
-template <ibgda_placement P> IBGDA_FN void ibgda_store_record(ibgda_u32 *record, ibgda_u32 big_endian)
+IBGDA_FN void ibgda_store_relaxed(ibgda_u32 *word, ibgda_u32 value) { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
+
+IBGDA_FN void ibgda_store_record(ibgda_u32 *record, ibgda_u32 big_endian)
 {
 	ibgda_device_barrier();
 	__atomic_store_n(record, big_endian, __ATOMIC_RELEASE);
 }
 
-template <ibgda_placement P> IBGDA_FN void ibgda_store_doorbell(ibgda_u64 *doorbell, ibgda_u64 value)
+IBGDA_FN void ibgda_store_doorbell(ibgda_u64 *doorbell, ibgda_u64 value)
 {
 	ibgda_device_barrier();
 	__atomic_store_n(doorbell, value, __ATOMIC_RELEASE);
 }
 
-IBGDA_FN void ibgda_store_relaxed(ibgda_u32 *word, ibgda_u32 value) { __atomic_store_n(word, value, __ATOMIC_RELAXED); }
+IBGDA_FN void ibgda_store_word(ibgda_u64 *word, ibgda_u64 value) { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
 
-IBGDA_FN ibgda_u64 ibgda_load_relaxed(const ibgda_u64 *word) { return __atomic_load_n(word, __ATOMIC_RELAXED); }
+/* Write-combining stores stay in the CPU's buffers until a barrier, and are not ordered with others. */
+IBGDA_FN void ibgda_store_blueflame(void *to, const ibgda_quad *quads)
+{
+	ibgda_u64 *words = static_cast<ibgda_u64 *>(to);
+	__atomic_thread_fence(__ATOMIC_RELEASE);
+	ibgda_device_barrier();
+#if defined(__x86_64__)
+	__builtin_ia32_sfence();
+#endif
+	for (int i = 0; i < 4; i++) {
+		__atomic_store_n(words + 2 * i, quads[i].low, __ATOMIC_RELAXED);
+		__atomic_store_n(words + 2 * i + 1, quads[i].high, __ATOMIC_RELAXED);
+	}
+#if defined(__x86_64__)
+	__builtin_ia32_sfence();
+#endif
+}
+
+IBGDA_FN ibgda_u64 ibgda_load_relaxed(const ibgda_u64 *word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
+IBGDA_FN ibgda_u32 ibgda_load_relaxed(const ibgda_u32 *word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
 
 /* The half that holds the ownership bit first, so that the other half is not older. */
 IBGDA_FN ibgda_quad ibgda_load_tail(const void *tail)
@@ -185,8 +324,42 @@ IBGDA_FN ibgda_quad ibgda_load_tail(const void *tail)
 	return value;
 }
 
-/* The load of the tail has acquired already. */
-IBGDA_FN void ibgda_acquire() {}
+IBGDA_FN ibgda_u64 ibgda_load_shared(const ibgda_u64 *word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
+
+/* The higher word first: where it is still 0, the lower one may be newer, never older. */
+IBGDA_FN ibgda_quad ibgda_load_shared_pair(const ibgda_u64 *words)
+{
+	ibgda_quad value;
+	value.high = __atomic_load_n(words + 1, __ATOMIC_ACQUIRE);
+	value.low = __atomic_load_n(words, __ATOMIC_ACQUIRE);
+	return value;
+}
+
+IBGDA_FN void ibgda_store_shared(ibgda_u64 *word, ibgda_u64 value) { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
+IBGDA_FN void ibgda_store_shared(ibgda_u32 *word, ibgda_u32 value) { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
+
+IBGDA_FN ibgda_u64 ibgda_atomic_add(ibgda_u64 *word, ibgda_u64 value) { return __atomic_fetch_add(word, value, __ATOMIC_ACQ_REL); }
+IBGDA_FN ibgda_u64 ibgda_atomic_xor(ibgda_u64 *word, ibgda_u64 value) { return __atomic_fetch_xor(word, value, __ATOMIC_ACQ_REL); }
+
+IBGDA_FN ibgda_u64 ibgda_atomic_cas(ibgda_u64 *word, ibgda_u64 expected, ibgda_u64 value)
+{
+	__atomic_compare_exchange_n(word, &expected, value, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+	return expected;
+}
+
+IBGDA_FN ibgda_u32 ibgda_atomic_cas(ibgda_u32 *word, ibgda_u32 expected, ibgda_u32 value)
+{
+	__atomic_compare_exchange_n(word, &expected, value, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+	return expected;
+}
+
+IBGDA_FN ibgda_u64 ibgda_atomic_max(ibgda_u64 *word, ibgda_u64 value)
+{
+	ibgda_u64 old = __atomic_load_n(word, __ATOMIC_ACQUIRE);
+	while (old < value && !__atomic_compare_exchange_n(word, &old, value, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+		;
+	return old;
+}
 
 #endif
 

@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Completions: decoding, latching the first error, and bounded waiting.
+ * Completions: decoding, latching the first error, bounded waiting, and sleeping until the CQ has an event.
  *
  * Deadlines are absolute, on ibgda_clock_ns(); 0, or any time that has passed, means: look once.
+ *
+ * Of a shared QP, one thread at a time takes completions, under a lock that is only ever tried: the others look at what
+ * it found. All leave what they learned in `completed` and `error`, which are read in one load.
  */
 #ifndef IBGDA_POLL_H
 #define IBGDA_POLL_H
@@ -14,6 +17,9 @@
 
 /* Polls without a completion between two looks at the status page, a power of two. */
 #define IBGDA_POLLS_PER_STATUS_LOOK 64u
+
+/* Reads and atomics: from here on, opcodes of requests that write local memory. */
+#define IBGDA_FIRST_FETCHING_OPCODE 0x10
 
 /* The 32-bit big-endian word at byte `offset` of a completion that was found valid. */
 IBGDA_FN ibgda_u32 ibgda_cqe_word(const ibgda_u8 *cqe, unsigned offset)
@@ -27,32 +33,74 @@ IBGDA_FN bool ibgda_nic_lost(const ibgda_cq *cq)
 	return cq->status_page && ibgda_load_relaxed(cq->status_page) != IBGDA_STATE_WORD_READY(cq->generation);
 }
 
+/* What is known of a queue: requests complete, and its first error or 0. */
+struct ibgda_known {
+	ibgda_u64 completed;
+	ibgda_status error;
+};
+
+template <ibgda_u32 M> IBGDA_FN ibgda_known ibgda_look(const ibgda_cq *cq)
+{
+	if (!(M & IBGDA_SHARED))
+		return {cq->completed, static_cast<ibgda_status>(cq->error.status)};
+	ibgda_quad both = ibgda_load_shared_pair(&cq->completed);
+	return {both.low, static_cast<ibgda_status>((ibgda_u32)both.high)};
+}
+
+/* Keeps the first error. Of a shared QP the status is written last, when the rest can be read. */
+template <ibgda_u32 M> IBGDA_FN void ibgda_latch(ibgda_cq *cq, ibgda_status status, ibgda_u64 index, const ibgda_cqe *cqe)
+{
+	if (cq->error.status)
+		return;
+	cq->error.wqe_index = index;
+	cq->error.kind = cqe ? cqe->kind : (ibgda_u8)IBGDA_CQE_INVALID;
+	cq->error.opcode = cqe ? cqe->opcode : (ibgda_u8)0;
+	cq->error.syndrome = cqe ? cqe->syndrome : (ibgda_u8)0;
+	cq->error.vendor_syndrome = cqe ? cqe->vendor_syndrome : (ibgda_u8)0;
+	if (M & IBGDA_SHARED) {
+		ibgda_u64 word = (ibgda_u64)(cqe ? cqe->qpn : 0) << 32 | (ibgda_u32)status;
+		ibgda_acquire_release<M>();
+		ibgda_store_shared(reinterpret_cast<ibgda_u64 *>(&cq->error), word);
+	} else {
+		cq->error.qpn = cqe ? cqe->qpn : 0;
+		cq->error.status = status;
+	}
+}
+
 /*
  * Takes the next completion, if one is there; no waiting. IBGDA_OK: a request succeeded. IBGDA_TIMEOUT: none is there.
  * Anything else: an error completion was taken, and the first one of this queue is latched in cq->error.
  *
- * `completed` advances to behind the request that succeeded, or to the request that failed: requests complete in
+ * *completed advances to behind the request that succeeded, or to the request that failed: requests complete in
  * order, so all before the failed one have succeeded, even those without a completion of their own.
  */
-IBGDA_FN ibgda_status ibgda_take_cqe(ibgda_cq *cq, ibgda_cqe *out)
+template <ibgda_u32 M> IBGDA_FN ibgda_status ibgda_take_cqe(ibgda_cq *cq, ibgda_cqe *out, ibgda_u64 *completed)
 {
-	const ibgda_u8 *cqe = cq->ring + (cq->consumer & (cq->depth - 1)) * IBGDA_CQE_BYTES;
+	const bool ring = !(M & IBGDA_COLLAPSED);
+	const ibgda_u8 *cqe = ring ? cq->ring + (cq->consumer & (cq->depth - 1)) * IBGDA_CQE_BYTES : cq->ring;
 	ibgda_quad tail = ibgda_load_tail(cqe + 48);
 	/* Bytes 56..63: opcode and QPN, big-endian; WQE counter, big-endian; signature; kind << 4 | format | owner. */
 	ibgda_u32 kind = (ibgda_u32)(tail.high >> 60);
-	ibgda_u32 owner = (ibgda_u32)(tail.high >> 56) & 1;
-	ibgda_u32 lap = cq->consumer & cq->depth ? 1 : 0;
+	ibgda_u32 counter = ibgda_be32((ibgda_u32)(tail.high >> 32)) >> 16;
 
 	out->kind = IBGDA_CQE_INVALID;
-	if (kind == IBGDA_CQE_INVALID || owner != lap)
+	if (kind == IBGDA_CQE_INVALID)
 		return IBGDA_TIMEOUT;
-	ibgda_acquire();
+	/* At most 32768 requests are under way, so the nearest index at or above *completed with these 16 bits is meant. */
+	ibgda_u64 ahead = (ibgda_u16)(counter - (ibgda_u32)*completed);
+	if (ring) {
+		ibgda_u32 owner = (ibgda_u32)(tail.high >> 56) & 1;
+		ibgda_u32 lap = cq->consumer & cq->depth ? 1 : 0;
+		if (owner != lap)
+			return IBGDA_TIMEOUT;
+		cq->consumer++;
+	} else if (ahead >= IBGDA_MAX_DEPTH) {
+		/* The one that is known. */
+		return IBGDA_TIMEOUT;
+	}
 
 	ibgda_u32 opcode_qpn = ibgda_be32((ibgda_u32)tail.high);
-	ibgda_u32 counter = ibgda_be32((ibgda_u32)(tail.high >> 32)) >> 16;
-	/* At most 32768 requests are under way, so the nearest index at or above `completed` with these 16 bits is meant. */
-	ibgda_u64 index = cq->completed + (ibgda_u16)(counter - (ibgda_u32)cq->completed);
-
+	ibgda_u64 index = *completed + ahead;
 	out->wqe_index = index;
 	out->qpn = opcode_qpn & 0xffffff;
 	out->opcode = (ibgda_u8)(opcode_qpn >> 24);
@@ -61,14 +109,21 @@ IBGDA_FN ibgda_status ibgda_take_cqe(ibgda_cq *cq, ibgda_cqe *out)
 	out->vendor_syndrome = 0;
 	out->byte_count = 0;
 	out->immediate = 0;
-
-	cq->consumer++;
-	ibgda_store_relaxed(cq->doorbell_record, ibgda_be32((ibgda_u32)cq->consumer & 0xffffff));
+	if (ring && !(M & IBGDA_SHARED))
+		ibgda_store_relaxed(cq->doorbell_record, ibgda_be32((ibgda_u32)cq->consumer & 0xffffff));
 
 	if (kind <= IBGDA_CQE_RESP_SEND_INV) {
-		out->byte_count = ibgda_cqe_word(cqe, 44);
-		out->immediate = ibgda_cqe_word(cqe, 36);
-		cq->completed = index + 1;
+		/* A request that brought no data has none to acquire, and a fence would empty the L1. */
+		if ((M & IBGDA_SHARED) || kind != IBGDA_CQE_REQ || out->opcode >= IBGDA_FIRST_FETCHING_OPCODE ||
+		    cq->fetching > *completed) {
+			ibgda_acquire();
+			/* A collapsed one may be a later request's by now. */
+			if (ring) {
+				out->byte_count = ibgda_cqe_word(cqe, 44);
+				out->immediate = ibgda_cqe_word(cqe, 36);
+			}
+		}
+		*completed = index + 1;
 		return IBGDA_OK;
 	}
 
@@ -79,28 +134,77 @@ IBGDA_FN ibgda_status ibgda_take_cqe(ibgda_cq *cq, ibgda_cqe *out)
 		out->syndrome = (ibgda_u8)(tail.low >> 56);
 		status = static_cast<ibgda_status>(IBGDA_ERR_COMPLETION | out->syndrome);
 	}
-	if (!cq->error.status) {
-		cq->completed = index;
-		cq->error.wqe_index = index;
-		cq->error.status = status;
-		cq->error.qpn = out->qpn;
-		cq->error.kind = out->kind;
-		cq->error.opcode = out->opcode;
-		cq->error.syndrome = out->syndrome;
-		cq->error.vendor_syndrome = out->vendor_syndrome;
-	}
+	if (!cq->error.status)
+		*completed = index;
+	ibgda_latch<M>(cq, status, index, out);
 	return status;
 }
 
-/* Loss has no completion: it is latched like an error of no request in particular. */
-IBGDA_FN ibgda_status ibgda_latch_lost(ibgda_cq *cq)
+/* Is a completion there that was not taken? */
+template <ibgda_u32 M> IBGDA_FN bool ibgda_cqe_waits(const ibgda_cq *cq)
 {
-	if (!cq->error.status) {
-		cq->error.wqe_index = cq->completed;
-		cq->error.status = IBGDA_ERR_NIC_LOST;
-		cq->error.kind = IBGDA_CQE_INVALID;
-	}
+	ibgda_cq copy = *cq;
+	ibgda_cqe cqe;
+	ibgda_u32 unread[2];
+	copy.doorbell_record = unread;
+	return ibgda_take_cqe<M & ~IBGDA_SHARED>(&copy, &cqe, &copy.completed) != IBGDA_TIMEOUT;
+}
+
+IBGDA_FN bool ibgda_try_lock(ibgda_u32 *lock)
+{
+	if (ibgda_atomic_cas(lock, 0u, 1u))
+		return false;
+	ibgda_acquire();
+	return true;
+}
+
+template <ibgda_u32 M> IBGDA_FN void ibgda_unlock(ibgda_u32 *lock)
+{
+	ibgda_acquire_release<M>();
+	ibgda_store_shared(lock, 0);
+}
+
+/* Loss has no completion: it is latched like an error of no request in particular. */
+template <ibgda_u32 M> IBGDA_FN ibgda_status ibgda_latch_lost(ibgda_cq *cq)
+{
+	ibgda_latch<M>(cq, IBGDA_ERR_NIC_LOST, cq->completed, nullptr);
 	return static_cast<ibgda_status>(cq->error.status);
+}
+
+/* After a poll that found nothing: sometimes asks the broker. IBGDA_TIMEOUT: nothing is wrong. */
+template <ibgda_u32 M> IBGDA_FN ibgda_status ibgda_missed(ibgda_cq *cq)
+{
+	if ((++cq->misses & (IBGDA_POLLS_PER_STATUS_LOOK - 1)) == 0 && ibgda_nic_lost(cq))
+		return ibgda_latch_lost<M>(cq);
+	return IBGDA_TIMEOUT;
+}
+
+/*
+ * Of a shared QP, if no other thread does: takes up to `most` completions, until one is an error or request `index` is
+ * known complete. IBGDA_TIMEOUT: there was nothing to take, or another thread is at it.
+ */
+template <ibgda_u32 M> IBGDA_FN ibgda_status ibgda_drain(ibgda_cq *cq, ibgda_cqe *cqe, ibgda_u64 index, ibgda_u32 most)
+{
+	cqe->kind = IBGDA_CQE_INVALID;
+	if (!ibgda_try_lock(&cq->lock))
+		return IBGDA_TIMEOUT;
+	ibgda_u64 before = ibgda_load_shared(&cq->completed), completed = before;
+	ibgda_status status = IBGDA_TIMEOUT, last = IBGDA_OK;
+	for (ibgda_u32 i = 0; i < most && last == IBGDA_OK && (!i || completed <= index); i++) {
+		last = ibgda_take_cqe<M>(cq, cqe, &completed);
+		if (last != IBGDA_TIMEOUT || !i)
+			status = last;
+	}
+	if (status == IBGDA_TIMEOUT) {
+		status = ibgda_missed<M>(cq);
+	} else if (!(M & IBGDA_COLLAPSED)) {
+		ibgda_store_relaxed(cq->doorbell_record, ibgda_be32((ibgda_u32)cq->consumer & 0xffffff));
+	}
+	ibgda_acquire_release<M>();
+	if (completed != before)
+		ibgda_store_shared(&cq->completed, completed);
+	ibgda_store_shared(&cq->lock, 0);
+	return status;
 }
 
 /*
@@ -109,17 +213,26 @@ IBGDA_FN ibgda_status ibgda_latch_lost(ibgda_cq *cq)
  * IBGDA_OK: *cqe is the completion of a request that succeeded. IBGDA_TIMEOUT: none came. IBGDA_ERR_NIC_LOST: none will
  * come. Other errors: the status of the completion taken, or, when none is there (cqe->kind is IBGDA_CQE_INVALID), the
  * queue's latched first error, at once and however far the deadline.
+ *
+ * byte_count and immediate are of receives, reads and atomics on a ring; 0 otherwise.
  */
-IBGDA_FN ibgda_status ibgda_poll_cq(ibgda_cq *cq, ibgda_cqe *cqe, ibgda_u64 deadline_ns)
+template <ibgda_u32 M = 0> IBGDA_FN ibgda_status ibgda_poll_cq(ibgda_cq *cq, ibgda_cqe *cqe, ibgda_u64 deadline_ns)
 {
 	for (;;) {
-		ibgda_status status = ibgda_take_cqe(cq, cqe);
+		ibgda_status status, error;
+		if (M & IBGDA_SHARED) {
+			status = ibgda_drain<M>(cq, cqe, 0, 1);
+			error = ibgda_look<M>(cq).error;
+		} else {
+			status = ibgda_take_cqe<M>(cq, cqe, &cq->completed);
+			error = static_cast<ibgda_status>(cq->error.status);
+			if (status == IBGDA_TIMEOUT && !error)
+				status = ibgda_missed<M>(cq);
+		}
 		if (status != IBGDA_TIMEOUT)
 			return status;
-		if (cq->error.status)
-			return static_cast<ibgda_status>(cq->error.status);
-		if ((++cq->misses & (IBGDA_POLLS_PER_STATUS_LOOK - 1)) == 0 && ibgda_nic_lost(cq))
-			return ibgda_latch_lost(cq);
+		if (error)
+			return error;
 		if (!deadline_ns || ibgda_clock_ns() >= deadline_ns)
 			return IBGDA_TIMEOUT;
 		ibgda_relax();
@@ -130,15 +243,128 @@ IBGDA_FN ibgda_status ibgda_poll_cq(ibgda_cq *cq, ibgda_cqe *cqe, ibgda_u64 dead
  * Waits until request `index` of the queue is known complete. IBGDA_OK: it succeeded, whatever happened to later ones.
  * An error: it failed, or never will complete; cq->error says which request failed first and why.
  */
-IBGDA_FN ibgda_status ibgda_wait_request(ibgda_cq *cq, ibgda_u64 index, ibgda_u64 deadline_ns)
+template <ibgda_u32 M = 0> IBGDA_FN ibgda_status ibgda_wait_request(ibgda_cq *cq, ibgda_u64 index, ibgda_u64 deadline_ns)
 {
-	while (cq->completed <= index) {
+	for (bool late = false;;) {
+		ibgda_known known = ibgda_look<M>(cq);
+		if (known.completed > index) {
+			if (M & IBGDA_SHARED)
+				ibgda_acquire();
+			return IBGDA_OK;
+		}
+		if (late)
+			return known.error ? known.error : IBGDA_TIMEOUT;
 		ibgda_cqe cqe;
-		ibgda_status status = ibgda_poll_cq(cq, &cqe, deadline_ns);
-		if (status != IBGDA_OK && cq->completed <= index)
-			return cq->error.status ? static_cast<ibgda_status>(cq->error.status) : status;
+		ibgda_status status;
+		if (M & IBGDA_SHARED) {
+			status = ibgda_drain<M>(cq, &cqe, index, 64);
+			late = status == IBGDA_TIMEOUT && known.error;
+		} else {
+			status = ibgda_take_cqe<M>(cq, &cqe, &cq->completed);
+			if (status == IBGDA_TIMEOUT && !known.error)
+				status = ibgda_missed<M>(cq);
+			late = status != IBGDA_OK && cq->error.status;
+		}
+		if (status == IBGDA_TIMEOUT && !late) {
+			late = !deadline_ns || ibgda_clock_ns() >= deadline_ns;
+			if (!late)
+				ibgda_relax();
+		}
 	}
-	return IBGDA_OK;
+}
+
+/*
+ * Sleeps until the CQ has a completion that was not taken. Arms the CQ for its next one and looks at a word that the
+ * host's event thread counts in, not at the CQ. A completion that came before the arming gives an event too.
+ *
+ * IBGDA_OK: poll. IBGDA_ERR_NO_QUEUE: the handle has no event counter, or the CQ is collapsed. IBGDA_TIMEOUT, IBGDA_ERR_NIC_LOST, and the queue's
+ * first error when there is one and nothing else to take.
+ */
+template <ibgda_u32 M = 0> IBGDA_FN ibgda_status ibgda_wait_for_cq_event(ibgda_cq *cq, ibgda_u64 deadline_ns)
+{
+	if (!cq->events || !cq->arm_doorbell || (M & IBGDA_COLLAPSED))
+		return IBGDA_ERR_NO_QUEUE;
+	if (M & IBGDA_SHARED)
+		while (!ibgda_try_lock(&cq->lock)) {
+			if (!deadline_ns || ibgda_clock_ns() >= deadline_ns)
+				return IBGDA_TIMEOUT;
+			ibgda_relax();
+		}
+	ibgda_u32 events = ibgda_load_relaxed(cq->events);
+	bool waits = ibgda_cqe_waits<M>(cq);
+	if (!waits && !ibgda_look<M>(cq).error) {
+		ibgda_u32 arm = (events & 3) << 28 | ((ibgda_u32)cq->consumer & 0xffffff);
+		ibgda_release<0>();
+		ibgda_store_record(cq->doorbell_record + 1, ibgda_be32(arm));
+		ibgda_release<0>();
+		ibgda_store_doorbell(cq->arm_doorbell, (ibgda_u64)ibgda_be32(cq->number) << 32 | ibgda_be32(arm));
+	}
+	if (M & IBGDA_SHARED)
+		ibgda_unlock<M>(&cq->lock);
+	if (waits)
+		return IBGDA_OK;
+
+	for (ibgda_u32 looks = 1;; looks++) {
+		ibgda_status error = ibgda_look<M>(cq).error;
+		if (error)
+			return error;
+		if (ibgda_load_relaxed(cq->events) != events) {
+			ibgda_acquire();
+			return IBGDA_OK;
+		}
+		if ((looks & (IBGDA_POLLS_PER_STATUS_LOOK - 1)) == 0 && ibgda_nic_lost(cq)) {
+			if (!(M & IBGDA_SHARED))
+				return ibgda_latch_lost<M>(cq);
+			if (ibgda_try_lock(&cq->lock)) {
+				ibgda_latch_lost<M>(cq);
+				ibgda_unlock<M>(&cq->lock);
+			}
+		}
+		if (!deadline_ns || ibgda_clock_ns() >= deadline_ns)
+			return IBGDA_TIMEOUT;
+		ibgda_sleep();
+	}
+}
+
+/* Comparisons of ibgda_wait_until. */
+enum ibgda_comparison { IBGDA_EQ, IBGDA_NE, IBGDA_GE, IBGDA_GT, IBGDA_LE, IBGDA_LT };
+
+IBGDA_PURE bool ibgda_compare(ibgda_u64 word, ibgda_comparison comparison, ibgda_u64 value)
+{
+	switch (comparison) {
+	case IBGDA_EQ:
+		return word == value;
+	case IBGDA_NE:
+		return word != value;
+	case IBGDA_GE:
+		return word >= value;
+	case IBGDA_GT:
+		return word > value;
+	case IBGDA_LE:
+		return word <= value;
+	default:
+		return word < value;
+	}
+}
+
+/*
+ * Waits until a local word that a peer signals compares so with `value`; then what the peer had put before the signal, on
+ * the same QP, can be read. `cq`, when given, is any CQ of that NIC: its status page ends the wait when the NIC is lost.
+ */
+IBGDA_FN ibgda_status ibgda_wait_until(const ibgda_u64 *word, ibgda_comparison comparison, ibgda_u64 value, ibgda_u64 deadline_ns,
+				       const ibgda_cq *cq = nullptr)
+{
+	for (ibgda_u32 looks = 1;; looks++) {
+		if (ibgda_compare(ibgda_load_relaxed(word), comparison, value)) {
+			ibgda_acquire();
+			return IBGDA_OK;
+		}
+		if (cq && (looks & (IBGDA_POLLS_PER_STATUS_LOOK - 1)) == 0 && ibgda_nic_lost(cq))
+			return IBGDA_ERR_NIC_LOST;
+		if (!deadline_ns || ibgda_clock_ns() >= deadline_ns)
+			return IBGDA_TIMEOUT;
+		ibgda_relax();
+	}
 }
 
 #endif

@@ -1,65 +1,118 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * From a WQE to the NIC: reserve a slot, write it, publish it. For a QP that one thread at a time posts to (exclusive);
- * a kernel that posts much may keep a copy of the ibgda_qp in registers and write it back when it is done.
+ * From a WQE to the NIC: reserve slots, write them, publish them. An exclusive QP is posted to by one thread, warp or block
+ * at a time; a kernel that posts much may keep a copy of its ibgda_qp and ibgda_cq in registers and write them back when it
+ * is done. How a shared QP does it is in shared.h.
+ *
+ * Every half of the ring ends in a request with a completion and a doorbell, whatever the flags say: so a full ring has
+ * room again in time.
  */
 #ifndef IBGDA_POST_H
 #define IBGDA_POST_H
 
-#include "poll.h"
+#include "group.h"
+#include "shared.h"
 #include "wqe.h"
 
 /*
+ * Waits, for at most post_timeout_ns, until the ring has room for `slots`. Takes completions itself while it does: know a
+ * request's fate by ibgda_wait, or keep fewer than the queue's depth under way, if you also poll the CQ.
+ */
+template <ibgda_u32 M> IBGDA_SLOW ibgda_status ibgda_wait_for_room(ibgda_qp *qp, ibgda_u32 slots)
+{
+	ibgda_u64 deadline = qp->post_timeout_ns ? ibgda_clock_ns() + qp->post_timeout_ns : 0;
+	ibgda_status status = ibgda_wait_request<M>(qp->send_cq, qp->producer + slots - qp->send_depth - 1, deadline);
+	return status == IBGDA_TIMEOUT ? IBGDA_ERR_QUEUE_FULL : status;
+}
+
+/*
+ * Reserves the next `slots` slots, at most half of the ring (or 1); *index is the 64-bit index of the first from the queue's
+ * start. After an error of this QP: that error. A reserved slot must be written and published: with ibgda_write_doorbell
+ * (exclusive) or ibgda_publish (shared).
+ */
+template <ibgda_u32 M = 0> IBGDA_FN ibgda_status ibgda_reserve(ibgda_qp *qp, ibgda_u64 *index, ibgda_u32 slots = 1)
+{
+	if (slots > 1 && slots > ibgda_half(qp))
+		return IBGDA_ERR_INVALID_ARGUMENT;
+	if (M & IBGDA_SHARED) {
+		if (!qp->ready)
+			return IBGDA_ERR_NO_QUEUE;
+		bool alone;
+		return ibgda_shared_reserve<M>(qp, slots, index, &alone);
+	}
+	ibgda_known known = ibgda_look<M>(qp->send_cq);
+	ibgda_u64 producer = qp->producer;
+	if (known.error)
+		return known.error;
+	if (producer + slots - known.completed > qp->send_depth) {
+		ibgda_status status = ibgda_wait_for_room<M>(qp, slots);
+		if (status != IBGDA_OK)
+			return status;
+	}
+	*index = producer;
+	qp->producer = producer + slots;
+	return IBGDA_OK;
+}
+
+/*
  * Tells the NIC of every slot below producer_index (the index of the next free slot, one past the last written):
- * doorbell record, then doorbell, with the two fences of platform.h.
+ * doorbell record, then doorbell, with a fence before each.
  *
  * IBGDA_ERR_INVALID_INDEX: those slots were not all reserved. An index that was rung before is no error and does
- * nothing, since the record must never go back.
+ * nothing, since the record must never go back. Of a shared QP the slots of other threads below producer_index are waited
+ * for, for at most post_timeout_ns: IBGDA_TIMEOUT.
  */
-template <ibgda_placement P = IBGDA_QUEUES_ON_HOST>
-IBGDA_FN ibgda_status ibgda_write_doorbell(ibgda_qp *qp, ibgda_u64 producer_index)
+template <ibgda_u32 M = 0> IBGDA_FN ibgda_status ibgda_write_doorbell(ibgda_qp *qp, ibgda_u64 producer_index)
 {
+	ibgda_u32 *record = qp->doorbell_record + 1, qpn = qp->number;
+	ibgda_u64 *doorbell = qp->doorbell;
+	if (M & IBGDA_SHARED) {
+		if (producer_index > ibgda_load_shared(&qp->producer))
+			return IBGDA_ERR_INVALID_INDEX;
+		ibgda_u64 deadline = ibgda_clock_ns() + qp->post_timeout_ns;
+		while (ibgda_load_shared(&qp->publisher) >> 2 < producer_index) {
+			ibgda_u64 written = ibgda_load_shared(&qp->unrung);
+			if (written >= producer_index) {
+				ibgda_shared_publish<M>(qp, record, doorbell, qpn, written);
+				break;
+			}
+			if (ibgda_clock_ns() >= deadline)
+				return IBGDA_TIMEOUT;
+			ibgda_relax();
+		}
+		return IBGDA_OK;
+	}
 	if (producer_index > qp->producer)
 		return IBGDA_ERR_INVALID_INDEX;
 	if (producer_index <= qp->rung)
 		return IBGDA_OK;
 	qp->rung = producer_index;
-	ibgda_store_record<P>(qp->doorbell_record + 1, ibgda_be32((ibgda_u32)(producer_index & 0xffff)));
-	ibgda_store_doorbell<P>(qp->doorbell, ibgda_doorbell_value(producer_index, qp->number));
+	ibgda_release<M>();
+	ibgda_tell<M>(record, doorbell, qpn, producer_index);
 	return IBGDA_OK;
 }
 
-/*
- * Waits, for at most post_timeout_ns, until the ring has room. Takes completions itself while it does: know a request's
- * fate by ibgda_wait, or keep fewer than the queue's depth under way, if you also poll the CQ.
- */
-template <ibgda_placement P> IBGDA_FN ibgda_status ibgda_wait_for_slot(ibgda_qp *qp)
+/* The same for a request that is rung alone: it goes along with its doorbell, and the NIC need not fetch it. */
+template <ibgda_u32 M> IBGDA_FN void ibgda_ring_blueflame(ibgda_qp *qp, ibgda_u64 producer_index, const ibgda_wqe &wqe)
 {
-	/* Slots written but never rung would never become free. */
-	ibgda_status status = ibgda_write_doorbell<P>(qp, qp->producer);
-	if (status != IBGDA_OK)
-		return status;
-	ibgda_u64 deadline = qp->post_timeout_ns ? ibgda_clock_ns() + qp->post_timeout_ns : 0;
-	status = ibgda_wait_request(qp->send_cq, qp->producer - qp->send_depth, deadline);
-	return status == IBGDA_TIMEOUT ? IBGDA_ERR_QUEUE_FULL : status;
+	qp->rung = producer_index;
+	ibgda_release<M>();
+	ibgda_store_record(qp->doorbell_record + 1, ibgda_be32((ibgda_u32)(producer_index & 0xffff)));
+	ibgda_release<M>();
+	ibgda_u32 offset = qp->blueflame_offset;
+	qp->blueflame_offset = offset ^ qp->blueflame_bytes;
+	ibgda_store_blueflame(reinterpret_cast<ibgda_u8 *>(qp->doorbell) + offset, wqe.quad);
 }
 
 /*
- * Reserves the next slot; *index is its 64-bit index from the queue's start. After an error of this QP: that error.
- * A reserved slot must be written and rung, in order.
+ * Makes slots [index, index + slots) of a shared QP, which were written, known to the NIC, or with ring = false only ready
+ * for the next doorbell.
  */
-template <ibgda_placement P = IBGDA_QUEUES_ON_HOST> IBGDA_FN ibgda_status ibgda_reserve(ibgda_qp *qp, ibgda_u64 *index)
+template <ibgda_u32 M> IBGDA_FN void ibgda_publish(ibgda_qp *qp, ibgda_u64 index, ibgda_u32 slots, bool ring = true)
 {
-	const ibgda_cq *cq = qp->send_cq;
-	if (cq->error.status)
-		return static_cast<ibgda_status>(cq->error.status);
-	if (qp->producer - cq->completed >= qp->send_depth) {
-		ibgda_status status = ibgda_wait_for_slot<P>(qp);
-		if (status != IBGDA_OK)
-			return status;
-	}
-	*index = qp->producer++;
-	return IBGDA_OK;
+	static_assert(M & IBGDA_SHARED, "slots of an exclusive QP are published by ibgda_write_doorbell");
+	ibgda_acquire_release<M>();
+	ibgda_shared_ring<M>(qp, index, index + slots, false, ring);
 }
 
 /*
@@ -68,8 +121,13 @@ template <ibgda_placement P = IBGDA_QUEUES_ON_HOST> IBGDA_FN ibgda_status ibgda_
  */
 IBGDA_FN ibgda_u32 ibgda_slot_flags(const ibgda_qp *qp, ibgda_u64 index, ibgda_u32 flags)
 {
-	ibgda_u32 half = qp->send_depth > 1 ? qp->send_depth / 2 : 1;
-	return ((ibgda_u32)index + 1) & (half - 1) ? flags : flags & ~IBGDA_UNSIGNALED;
+	return ((ibgda_u32)index + 1) & (ibgda_half(qp) - 1) ? flags : flags & ~IBGDA_UNSIGNALED;
+}
+
+/* Does a half of the ring end in slots [index, end)? Then a doorbell is due. */
+IBGDA_FN bool ibgda_half_ends(const ibgda_qp *qp, ibgda_u64 index, ibgda_u64 end)
+{
+	return (index ^ end) & ~(ibgda_u64)(ibgda_half(qp) - 1);
 }
 
 /* Writes a WQE into its slot, 16 bytes a store. */
@@ -84,14 +142,113 @@ IBGDA_FN void ibgda_write_wqe(const ibgda_qp *qp, ibgda_u64 index, const ibgda_w
 			ibgda_store_quad(slot + 16 * i, wqe.quad[i]);
 }
 
-/* Writes the WQE and, unless told not to, rings for it and all before it. */
-template <ibgda_placement P>
-IBGDA_FN ibgda_status ibgda_publish(ibgda_qp *qp, ibgda_u64 index, const ibgda_wqe &wqe, ibgda_u32 flags, ibgda_u64 *request)
+/* Of the last request of an exclusive QP: does a completion tell of it? */
+template <ibgda_u32 M> IBGDA_FN void ibgda_note_silent(ibgda_qp *qp, ibgda_u64 index, ibgda_u32 flags)
 {
-	ibgda_write_wqe(qp, index, wqe);
-	if (request)
-		*request = index;
-	return flags & IBGDA_NO_DOORBELL ? IBGDA_OK : ibgda_write_doorbell<P>(qp, index + 1);
+	if (!(M & IBGDA_SHARED) && (ibgda_slot_flags(qp, index, flags) & IBGDA_UNSIGNALED))
+		qp->silent = index + 1;
+}
+
+/*
+ * Posts a request of N slots, for each thread of the group: build(k, index, flags) is its WQE number k, for slot `index`.
+ * Only the last has a completion, or where half of the ring ends. *request, when asked for, is the index of the last.
+ */
+template <ibgda_u32 M, ibgda_u32 N, class Build>
+IBGDA_FN ibgda_status ibgda_post(ibgda_qp *qp, ibgda_u32 flags, ibgda_u64 *request, Build build)
+{
+	if constexpr (!(M & (IBGDA_SHARED | IBGDA_SCOPES))) {
+		ibgda_u64 index;
+		ibgda_status status = ibgda_reserve<M>(qp, &index, N);
+		if (status != IBGDA_OK)
+			return status;
+		ibgda_wqe wqe;
+#ifdef __CUDACC__
+#pragma unroll
+#endif
+		for (ibgda_u32 k = 0; k < N; k++) {
+			wqe = build(k, index + k, ibgda_slot_flags(qp, index + k, k + 1 < N ? flags | IBGDA_UNSIGNALED : flags));
+			ibgda_write_wqe(qp, index + k, wqe);
+		}
+		index += N;
+		if (request)
+			*request = index - 1;
+		ibgda_note_silent<M>(qp, index - 1, flags);
+		if ((flags & IBGDA_NO_DOORBELL) && !ibgda_half_ends(qp, index - N, index))
+			return IBGDA_OK;
+		if constexpr (M & IBGDA_BLUEFLAME) {
+			if (N == 1 && qp->blueflame_bytes && qp->rung + 1 == index) {
+				ibgda_ring_blueflame<M>(qp, index, wqe);
+				return IBGDA_OK;
+			}
+		}
+		/* Read before the fence, which they would wait for. */
+		ibgda_u32 *record = qp->doorbell_record + 1, qpn = qp->number;
+		ibgda_u64 *doorbell = qp->doorbell;
+		qp->rung = index;
+		ibgda_release<M>();
+		ibgda_tell<M>(record, doorbell, qpn, index);
+		return IBGDA_OK;
+	} else {
+		ibgda_group group = ibgda_group_form<M>(qp, !(flags & IBGDA_SKIP));
+		/* How many requests fit into half of the ring: so many at a time. */
+		ibgda_u32 most = ibgda_half(qp) / N;
+		ibgda_status result = most && (!(M & IBGDA_SHARED) || qp->ready) ? IBGDA_OK :
+				      most				 ? IBGDA_ERR_NO_QUEUE :
+									   IBGDA_ERR_INVALID_ARGUMENT;
+		if (result != IBGDA_OK)
+			return result;
+		for (ibgda_u32 done = 0; done < group.count; done += most) {
+			ibgda_u32 count = group.count - done < most ? group.count - done : most;
+			bool mine = !(flags & IBGDA_SKIP) && group.rank - done < count;
+			bool alone = false;
+			ibgda_u64 base = 0;
+			ibgda_status status = IBGDA_OK;
+			if (group.leads) {
+				if (M & IBGDA_SHARED)
+					status = ibgda_shared_reserve<M>(qp, count * N, &base, &alone);
+				else
+					status = ibgda_reserve<M>(qp, &base, count * N);
+			}
+			/* No index comes near the end of 64 bits: those are statuses. */
+			base = ibgda_group_share<M>(group, status == IBGDA_OK ? base : ~(ibgda_u64)status);
+			if (base > ~0x10000ull) {
+				if (mine)
+					result = static_cast<ibgda_status>(~base);
+				continue;
+			}
+			bool ring = ibgda_group_any<M>(group, mine && !(flags & IBGDA_NO_DOORBELL)) ||
+				    ibgda_half_ends(qp, base, base + count * N);
+			alone = alone && ring;
+			if (alone)
+				ibgda_store_shared(&qp->publisher, base << 2 | IBGDA_BUSY);
+			if (mine) {
+				ibgda_u64 index = base + (ibgda_u64)(group.rank - done) * N;
+#ifdef __CUDACC__
+#pragma unroll
+#endif
+				for (ibgda_u32 k = 0; k < N; k++)
+					ibgda_write_wqe(qp, index + k, build(k, index + k, ibgda_slot_flags(qp, index + k, k + 1 < N ? flags | IBGDA_UNSIGNALED : flags)));
+				if (request)
+					*request = index + N - 1;
+				if (group.rank - done == count - 1)
+					ibgda_note_silent<M>(qp, index + N - 1, flags);
+			}
+			ibgda_group_sync<M>(group);
+			if (group.leads) {
+				ibgda_u64 end = base + count * N;
+				if (M & IBGDA_SHARED) {
+					ibgda_acquire_release<M>();
+					ibgda_shared_ring<M>(qp, base, end, alone, ring);
+				} else if (ring) {
+					qp->rung = end;
+					ibgda_release<M>();
+					ibgda_tell<M>(qp->doorbell_record + 1, qp->doorbell, qp->number, end);
+				}
+			}
+			ibgda_group_sync<M>(group);
+		}
+		return result;
+	}
 }
 
 #endif

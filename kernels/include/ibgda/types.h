@@ -14,6 +14,13 @@ typedef unsigned short ibgda_u16;
 typedef unsigned int ibgda_u32;
 typedef unsigned long long ibgda_u64;
 
+/* Of the first member of a structure: its alignment is the structure's. */
+#ifdef __cplusplus
+#define IBGDA_ALIGNED(bytes) alignas(bytes)
+#else
+#define IBGDA_ALIGNED(bytes) _Alignas(bytes)
+#endif
+
 /* Bytes of one send queue slot (a WQE basic block), and of one completion. */
 #define IBGDA_WQEBB_BYTES 64
 #define IBGDA_CQE_BYTES 64
@@ -44,8 +51,17 @@ typedef enum ibgda_status {
 	IBGDA_ERR_INVALID_INDEX = 5,
 	/* A completion of a kind that this queue cannot have. */
 	IBGDA_ERR_UNKNOWN_CQE = 6,
-	/* This QP has no such queue. */
+	/* This QP has no such queue, or its handle was made without what the call needs (see IBGDA_SHARED and the like). */
 	IBGDA_ERR_NO_QUEUE = 7,
+	/* IBGDA_CHECKS=full: what is wrong with which argument; 0x40 | its place below. */
+	IBGDA_ERR_ARGUMENT = 0x40,
+	IBGDA_ERR_MODE = 0x40,
+	IBGDA_ERR_FLAGS = 0x41,
+	IBGDA_ERR_BYTES = 0x42,
+	IBGDA_ERR_REMOTE = 0x43,
+	IBGDA_ERR_RKEY = 0x44,
+	IBGDA_ERR_LOCAL = 0x45,
+	IBGDA_ERR_LKEY = 0x46,
 
 	/* An error completion: 0x100 | the syndrome the NIC gave. */
 	IBGDA_ERR_COMPLETION = 0x100,
@@ -74,6 +90,39 @@ typedef enum ibgda_status {
 #define IBGDA_FENCED (1u << 2)
 /* Ask the receiver's CQ for a solicited event. */
 #define IBGDA_SOLICITED (1u << 3)
+/* Of a warp's or a block's call: this thread has nothing to post, and only takes part. */
+#define IBGDA_SKIP (1u << 4)
+/*
+ * Of ibgda_get and the atomics: have the NIC read back what it wrote before the completion. Needed where data and
+ * completion take different ways, data to GPU memory and CQ in host memory; costs a WQE.
+ */
+#define IBGDA_FLUSH (1u << 5)
+
+/*
+ * How a QP is used: the template argument M of the device calls, and the `mode` of a handle, where it says what the
+ * handle is made for. 0 is an exclusive QP with its queues in host memory, whose doorbell the GPU rings.
+ */
+/* Send ring and doorbell record lie in the memory of the GPU that posts, and the fences reach no further. */
+#define IBGDA_ON_GPU (1u << 0)
+/* Any number of threads post and wait at the same time. Without it, one at a time: a thread, or its warp or block. */
+#define IBGDA_SHARED (1u << 1)
+/* The send CQ is collapsed: the NIC keeps one completion, the last. After an error it is soon a flush. */
+#define IBGDA_COLLAPSED (1u << 2)
+/* The doorbell page is write-combining: a request that is rung alone goes along with its doorbell. */
+#define IBGDA_BLUEFLAME (1u << 3)
+/* The doorbell is a word in memory, which a CPU thread looks at and carries to the register. */
+#define IBGDA_CPU_DOORBELL (1u << 4)
+/*
+ * No doorbell record is written: only for NICs that take the index from the doorbell, and for comparison with libraries
+ * that do so.
+ */
+#define IBGDA_NO_RECORD (1u << 5)
+/* All 32 lanes of a warp call together, each with a request of its own: one reservation and one doorbell for all. */
+#define IBGDA_WARP (1u << 6)
+/* The same for all threads of a block. */
+#define IBGDA_BLOCK (1u << 7)
+/* Those of a call, not of a handle. */
+#define IBGDA_SCOPES (IBGDA_WARP | IBGDA_BLOCK)
 
 /* The kind of a completion (CQE opcode). */
 #define IBGDA_CQE_REQ 0
@@ -99,9 +148,9 @@ struct ibgda_cqe {
 
 /* The first error of a queue, kept from being hidden by the flushes that follow. All zero while there is none. */
 struct ibgda_error {
-	ibgda_u64 wqe_index;
 	ibgda_u32 status;	/* ibgda_status */
 	ibgda_u32 qpn;
+	ibgda_u64 wqe_index;
 	ibgda_u8 kind;
 	ibgda_u8 opcode;
 	ibgda_u8 syndrome;
@@ -115,38 +164,65 @@ struct ibgda_error {
  */
 struct ibgda_cq {
 	/* Constant after creation. */
-	const ibgda_u8 *ring;		/* depth completions of 64 bytes */
+	IBGDA_ALIGNED(16)
+	const ibgda_u8 *ring;		/* depth completions of 64 bytes; one if collapsed */
 	ibgda_u32 *doorbell_record;	/* two big-endian words: consumer index, arm */
 	const ibgda_u64 *status_page;	/* the broker's, or null: not consulted */
+	ibgda_u64 *arm_doorbell;	/* the CQ register in the UAR page, or null: no events */
+	const ibgda_u32 *events;	/* counts the events of this CQ that the host took, or null */
 	ibgda_u32 number;		/* CQN */
 	ibgda_u32 depth;		/* a power of two */
 	ibgda_u32 generation;		/* of the session when the queue was made */
-	/* The poller's own. */
+	/* The poller's own; of a shared QP, of whoever holds the lock. */
 	ibgda_u32 misses;		/* polls that found nothing: when to look at the status page */
+	ibgda_u32 lock;
+	ibgda_u32 reserved;
 	ibgda_u64 consumer;		/* completions taken */
+	ibgda_u64 fetching;		/* one past the last request without completion of its own that brings data */
+	/* Read together, in one load. */
 	ibgda_u64 completed;		/* work requests known complete: all below this index succeeded */
 	struct ibgda_error error;	/* the first error, latched */
 };
 
-/* A queue pair as the poster of its requests sees it. One thread at a time posts to it and polls its CQs. */
+/*
+ * A queue pair as the poster of its requests sees it. What many threads write of a shared QP lies in another line than
+ * what they only read.
+ */
 struct ibgda_qp {
 	/* Constant after creation. */
+	IBGDA_ALIGNED(128)
 	ibgda_u8 *send_ring;		/* send_depth slots of 64 bytes */
 	ibgda_u8 *recv_ring;		/* recv_depth slots of 16 bytes, or null */
 	ibgda_u32 *doorbell_record;	/* two big-endian words: receive counter, send counter */
 	ibgda_u64 *doorbell;		/* the register in the UAR page; write only */
 	struct ibgda_cq *send_cq;
 	struct ibgda_cq *recv_cq;	/* or null */
+	ibgda_u64 *ready;		/* shared: IBGDA_READY_WORDS words, all 0 at first but the first; else null */
+	ibgda_u64 post_timeout_ns;	/* how long a post may wait for a free slot; 0: not at all */
 	ibgda_u32 number;		/* QPN */
 	ibgda_u32 send_depth;		/* a power of two */
 	ibgda_u32 recv_depth;		/* a power of two, or 0 */
+	ibgda_u32 mode;			/* IBGDA_ON_GPU and so on, without the scopes */
+	ibgda_u32 blueflame_bytes;	/* size of a BlueFlame buffer, a power of two; 0: not to be used */
 	ibgda_u32 reserved;
-	ibgda_u64 post_timeout_ns;	/* how long a post may wait for a free slot; 0: not at all */
+	ibgda_u64 reserved64[5];
 	/* The poster's own. */
 	ibgda_u64 producer;		/* send slots reserved */
 	ibgda_u64 rung;			/* send slots the NIC was told of */
 	ibgda_u64 recv_producer;	/* receive slots posted */
+	ibgda_u64 publisher;		/* shared: send slots the NIC is told of << 2 | tired << 1 | busy (post.h) */
+	ibgda_u64 unrung;		/* shared: send slots that are written and wait for a doorbell */
+	ibgda_u32 blueflame_offset;	/* of the BlueFlame buffer that is next: 0 or blueflame_bytes */
+	ibgda_u32 recv_lock;
+	ibgda_u64 silent;		/* exclusive: one past the last request without a completion of its own */
+	ibgda_u64 reserved_own[9];
 };
+
+/* Slots of a shared QP whose state is in one word of `ready`: a quarter of the ring, at most 32. */
+#define IBGDA_READY_SLOTS(depth) ((depth) >= 128 ? 32u : (depth) >= 4 ? (depth) / 4 : 1u)
+#define IBGDA_READY_WORDS(depth) ((depth) / IBGDA_READY_SLOTS(depth))
+/* What the first word starts as: the NIC may be told of its slots as soon as they are written. */
+#define IBGDA_READY_FIRST (1ull << 32)
 
 /* Memory registered with the NIC: what a work request names it by. */
 struct ibgda_region {

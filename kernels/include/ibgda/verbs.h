@@ -1,203 +1,400 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The requests themselves. Each posts one WQE and returns before the NIC has executed it; *request, when asked for, is
- * the index that ibgda_wait takes. flags: IBGDA_UNSIGNALED, IBGDA_NO_DOORBELL, IBGDA_FENCED, IBGDA_SOLICITED.
+ * The requests themselves. Each posts and returns before the NIC has executed it; *request, when asked for, is the index
+ * that ibgda_wait takes. flags: IBGDA_UNSIGNALED, IBGDA_NO_DOORBELL, IBGDA_FENCED, IBGDA_SOLICITED, in a warp's or block's
+ * call IBGDA_SKIP.
  *
- * All return: IBGDA_OK posted; IBGDA_ERR_INVALID_ARGUMENT nothing was posted; IBGDA_ERR_QUEUE_FULL no room within the
- * QP's patience; else the QP's first error, at once and for good.
+ * The template argument M says how the QP is used (types.h), and with IBGDA_WARP or IBGDA_BLOCK that all threads of a warp
+ * or block call, each with arguments of its own.
+ *
+ * All return: IBGDA_OK posted; IBGDA_ERR_INVALID_ARGUMENT, or with IBGDA_CHECKS_FULL the code that names the argument:
+ * nothing was posted; IBGDA_ERR_QUEUE_FULL no room within the QP's patience; else the QP's first error, at once and for
+ * good. In a warp's or block's call a thread whose arguments are refused counts as one with IBGDA_SKIP.
  */
 #ifndef IBGDA_VERBS_H
 #define IBGDA_VERBS_H
 
+#include "checks.h"
 #include "post.h"
 
+/* ibgda_post, if the checks found nothing. A group's threads all have to take part, so that one that fails skips. */
+template <ibgda_u32 M, ibgda_u32 N, class Build>
+IBGDA_FN ibgda_status ibgda_checked_post(ibgda_qp *qp, ibgda_status found, ibgda_u32 flags, ibgda_u64 *request, Build build)
+{
+	if (found == IBGDA_OK)
+		found = ibgda_check_handle<M>(qp, flags);
+	if constexpr (M & IBGDA_SCOPES) {
+		ibgda_status status = ibgda_post<M, N>(qp, found == IBGDA_OK ? flags : flags | IBGDA_SKIP, request, build);
+		return found == IBGDA_OK ? status : found;
+	}
+	return found == IBGDA_OK ? ibgda_post<M, N>(qp, flags, request, build) : found;
+}
+
+/* The first that is not IBGDA_OK. */
+IBGDA_PURE ibgda_status ibgda_either(ibgda_status one, ibgda_status other) { return one == IBGDA_OK ? other : one; }
+
+/* Of a request that writes local memory and has no completion: a later one's is to be acquired for it. */
+template <ibgda_u32 M> IBGDA_FN void ibgda_note_fetch(ibgda_qp *qp, ibgda_u64 index, ibgda_u32 flags)
+{
+	if (!(M & IBGDA_SHARED) && (flags & IBGDA_UNSIGNALED))
+		qp->send_cq->fetching = index + 1;
+}
+
 /* RDMA WRITE: `bytes` of local memory to the peer's, 0 to IBGDA_MAX_MESSAGE_BYTES. */
-template <ibgda_placement P = IBGDA_QUEUES_ON_HOST>
+template <ibgda_u32 M = 0>
 IBGDA_FN ibgda_status ibgda_put(ibgda_qp *qp, ibgda_u64 remote, ibgda_u32 rkey, ibgda_u64 local, ibgda_u32 lkey,
 				ibgda_u32 bytes, ibgda_u32 flags = 0, ibgda_u64 *request = nullptr)
 {
-	if (bytes > IBGDA_MAX_MESSAGE_BYTES)
-		return IBGDA_ERR_INVALID_ARGUMENT;
-	ibgda_u64 index;
-	ibgda_status status = ibgda_reserve<P>(qp, &index);
-	if (status != IBGDA_OK)
-		return status;
-	return ibgda_publish<P>(qp, index,
-				ibgda_wqe_write(IBGDA_OP_RDMA_WRITE, index, qp->number, remote, rkey, local, lkey, bytes, 0,
-						ibgda_slot_flags(qp, index, flags)),
-				flags, request);
+	ibgda_status found = ibgda_either(ibgda_check_local(local, lkey, bytes), ibgda_check_remote(remote, rkey, bytes, 1));
+	return ibgda_checked_post<M, 1>(qp, found, flags, request, [&](ibgda_u32, ibgda_u64 index, ibgda_u32 slot_flags) {
+		return ibgda_wqe_write(IBGDA_OP_RDMA_WRITE, index, qp->number, remote, rkey, local, lkey, bytes, 0, slot_flags);
+	});
 }
 
 /* RDMA WRITE that also takes a receive of the peer and gives it `immediate`. */
-template <ibgda_placement P = IBGDA_QUEUES_ON_HOST>
+template <ibgda_u32 M = 0>
 IBGDA_FN ibgda_status ibgda_put_imm(ibgda_qp *qp, ibgda_u64 remote, ibgda_u32 rkey, ibgda_u64 local, ibgda_u32 lkey,
 				    ibgda_u32 bytes, ibgda_u32 immediate, ibgda_u32 flags = 0, ibgda_u64 *request = nullptr)
 {
-	if (bytes > IBGDA_MAX_MESSAGE_BYTES)
-		return IBGDA_ERR_INVALID_ARGUMENT;
-	ibgda_u64 index;
-	ibgda_status status = ibgda_reserve<P>(qp, &index);
-	if (status != IBGDA_OK)
-		return status;
-	return ibgda_publish<P>(qp, index,
-				ibgda_wqe_write(IBGDA_OP_RDMA_WRITE_IMM, index, qp->number, remote, rkey, local, lkey, bytes,
-						immediate, ibgda_slot_flags(qp, index, flags)),
-				flags, request);
+	ibgda_status found = ibgda_either(ibgda_check_local(local, lkey, bytes), ibgda_check_remote(remote, rkey, bytes, 1));
+	return ibgda_checked_post<M, 1>(qp, found, flags, request, [&](ibgda_u32, ibgda_u64 index, ibgda_u32 slot_flags) {
+		return ibgda_wqe_write(IBGDA_OP_RDMA_WRITE_IMM, index, qp->number, remote, rkey, local, lkey, bytes, immediate,
+				       slot_flags);
+	});
 }
 
 /* RDMA WRITE of 1 to IBGDA_MAX_INLINE_BYTES bytes, which the call copies: the source may change at once. */
-template <ibgda_placement P = IBGDA_QUEUES_ON_HOST>
+template <ibgda_u32 M = 0>
 IBGDA_FN ibgda_status ibgda_put_inline(ibgda_qp *qp, ibgda_u64 remote, ibgda_u32 rkey, const void *data, ibgda_u32 bytes,
 				       ibgda_u32 flags = 0, ibgda_u64 *request = nullptr)
 {
-	if (!bytes || bytes > IBGDA_MAX_INLINE_BYTES)
-		return IBGDA_ERR_INVALID_ARGUMENT;
-	ibgda_u64 index;
-	ibgda_status status = ibgda_reserve<P>(qp, &index);
-	if (status != IBGDA_OK)
-		return status;
-	return ibgda_publish<P>(qp, index,
-				ibgda_wqe_write_inline(index, qp->number, remote, rkey, data, bytes,
-						       ibgda_slot_flags(qp, index, flags)),
-				flags, request);
+	ibgda_status found = ibgda_either(ibgda_check_inline(bytes), ibgda_check_remote(remote, rkey, bytes, 1));
+	return ibgda_checked_post<M, 1>(qp, found, flags, request, [&](ibgda_u32, ibgda_u64 index, ibgda_u32 slot_flags) {
+		return ibgda_wqe_write_inline(index, qp->number, remote, rkey, data, bytes, slot_flags);
+	});
 }
 
-/* RDMA READ: `bytes` of the peer's memory into local memory. */
-template <ibgda_placement P = IBGDA_QUEUES_ON_HOST>
+/* RDMA WRITE of a value of 1, 2, 4 or 8 bytes, from registers. */
+template <ibgda_u32 M = 0, class T>
+IBGDA_FN ibgda_status ibgda_put_value(ibgda_qp *qp, ibgda_u64 remote, ibgda_u32 rkey, T value, ibgda_u32 flags = 0,
+				      ibgda_u64 *request = nullptr)
+{
+	static_assert(sizeof(T) == 1 || sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8, "a value of 1, 2, 4 or 8 bytes");
+	ibgda_u64 word = 0;
+	__builtin_memcpy(&word, &value, sizeof(T));
+	return ibgda_checked_post<M, 1>(qp, ibgda_check_remote(remote, rkey, sizeof(T), 1), flags, request,
+					[&](ibgda_u32, ibgda_u64 index, ibgda_u32 slot_flags) {
+						return ibgda_wqe_write_value(index, qp->number, remote, rkey, word, sizeof(T), slot_flags);
+					});
+}
+
+/*
+ * RDMA READ: `bytes` of the peer's memory into local memory. With IBGDA_FLUSH the data is there for every reader of this
+ * GPU when the request is complete, by whatever way the completion came; costs a WQE.
+ */
+template <ibgda_u32 M = 0>
 IBGDA_FN ibgda_status ibgda_get(ibgda_qp *qp, ibgda_u64 local, ibgda_u32 lkey, ibgda_u64 remote, ibgda_u32 rkey,
 				ibgda_u32 bytes, ibgda_u32 flags = 0, ibgda_u64 *request = nullptr)
 {
-	if (bytes > IBGDA_MAX_MESSAGE_BYTES)
-		return IBGDA_ERR_INVALID_ARGUMENT;
-	ibgda_u64 index;
-	ibgda_status status = ibgda_reserve<P>(qp, &index);
-	if (status != IBGDA_OK)
-		return status;
-	return ibgda_publish<P>(qp, index,
-				ibgda_wqe_read(index, qp->number, remote, rkey, local, lkey, bytes,
-					       ibgda_slot_flags(qp, index, flags)),
-				flags, request);
+	ibgda_status found = ibgda_either(ibgda_check_local(local, lkey, bytes), ibgda_check_remote(remote, rkey, bytes, 1));
+	if ((flags & IBGDA_FLUSH) && bytes)
+		return ibgda_checked_post<M, 2>(qp, found, flags, request, [&](ibgda_u32 k, ibgda_u64 index, ibgda_u32 slot_flags) {
+			ibgda_note_fetch<M>(qp, index, IBGDA_UNSIGNALED);
+			/* The last byte: PCIe keeps the order of what was written before it. */
+			return k ? ibgda_wqe_dump(index, qp->number, local + bytes - 1, lkey, 1, slot_flags | IBGDA_FENCED) :
+				   ibgda_wqe_read(index, qp->number, remote, rkey, local, lkey, bytes, slot_flags);
+		});
+	return ibgda_checked_post<M, 1>(qp, found, flags, request, [&](ibgda_u32, ibgda_u64 index, ibgda_u32 slot_flags) {
+		ibgda_note_fetch<M>(qp, index, slot_flags);
+		return ibgda_wqe_read(index, qp->number, remote, rkey, local, lkey, bytes, slot_flags);
+	});
 }
 
 /* SEND into the peer's next receive. */
-template <ibgda_placement P = IBGDA_QUEUES_ON_HOST>
+template <ibgda_u32 M = 0>
 IBGDA_FN ibgda_status ibgda_send(ibgda_qp *qp, ibgda_u64 local, ibgda_u32 lkey, ibgda_u32 bytes, ibgda_u32 flags = 0,
 				 ibgda_u64 *request = nullptr)
 {
-	if (bytes > IBGDA_MAX_MESSAGE_BYTES)
-		return IBGDA_ERR_INVALID_ARGUMENT;
-	ibgda_u64 index;
-	ibgda_status status = ibgda_reserve<P>(qp, &index);
-	if (status != IBGDA_OK)
-		return status;
-	return ibgda_publish<P>(qp, index,
-				ibgda_wqe_send(IBGDA_OP_SEND, index, qp->number, local, lkey, bytes, 0,
-					       ibgda_slot_flags(qp, index, flags)),
-				flags, request);
+	return ibgda_checked_post<M, 1>(qp, ibgda_check_local(local, lkey, bytes), flags, request,
+					[&](ibgda_u32, ibgda_u64 index, ibgda_u32 slot_flags) {
+						return ibgda_wqe_send(IBGDA_OP_SEND, index, qp->number, local, lkey, bytes, 0, slot_flags);
+					});
+}
+
+/* SEND that also gives the receiver `immediate`. */
+template <ibgda_u32 M = 0>
+IBGDA_FN ibgda_status ibgda_send_imm(ibgda_qp *qp, ibgda_u64 local, ibgda_u32 lkey, ibgda_u32 bytes, ibgda_u32 immediate,
+				     ibgda_u32 flags = 0, ibgda_u64 *request = nullptr)
+{
+	return ibgda_checked_post<M, 1>(qp, ibgda_check_local(local, lkey, bytes), flags, request,
+					[&](ibgda_u32, ibgda_u64 index, ibgda_u32 slot_flags) {
+						return ibgda_wqe_send(IBGDA_OP_SEND_IMM, index, qp->number, local, lkey, bytes,
+								      immediate, slot_flags);
+					});
+}
+
+/* SEND that invalidates `rkey` of the receiver: a memory window or a region registered by a work request. */
+template <ibgda_u32 M = 0>
+IBGDA_FN ibgda_status ibgda_send_inval(ibgda_qp *qp, ibgda_u64 local, ibgda_u32 lkey, ibgda_u32 bytes, ibgda_u32 rkey,
+				       ibgda_u32 flags = 0, ibgda_u64 *request = nullptr)
+{
+	return ibgda_checked_post<M, 1>(qp, ibgda_check_local(local, lkey, bytes), flags, request,
+					[&](ibgda_u32, ibgda_u64 index, ibgda_u32 slot_flags) {
+						return ibgda_wqe_send(IBGDA_OP_SEND_INVAL, index, qp->number, local, lkey, bytes, rkey,
+								      slot_flags);
+					});
+}
+
+/* What all atomics share: alignment, the old value's place, and the read-back that IBGDA_FLUSH asks for. */
+template <ibgda_u32 M, class Build>
+IBGDA_FN ibgda_status ibgda_post_atomic(ibgda_qp *qp, ibgda_u64 remote, ibgda_u32 rkey, ibgda_u64 local, ibgda_u32 lkey,
+					ibgda_u32 bytes, ibgda_u32 flags, ibgda_u64 *request, Build build)
+{
+	ibgda_status found = ibgda_either(ibgda_check_local(local, lkey, bytes), ibgda_check_remote(remote, rkey, bytes, bytes));
+	if (flags & IBGDA_FLUSH)
+		return ibgda_checked_post<M, 2>(qp, found, flags, request, [&](ibgda_u32 k, ibgda_u64 index, ibgda_u32 slot_flags) {
+			ibgda_note_fetch<M>(qp, index, IBGDA_UNSIGNALED);
+			return k ? ibgda_wqe_dump(index, qp->number, local, lkey, bytes, slot_flags | IBGDA_FENCED) :
+				   build(index, slot_flags);
+		});
+	return ibgda_checked_post<M, 1>(qp, found, flags, request, [&](ibgda_u32, ibgda_u64 index, ibgda_u32 slot_flags) {
+		ibgda_note_fetch<M>(qp, index, slot_flags);
+		return build(index, slot_flags);
+	});
 }
 
 /* 64-bit fetch-and-add at 8-byte aligned peer memory; 8 bytes of local memory take the old value. */
-template <ibgda_placement P = IBGDA_QUEUES_ON_HOST>
+template <ibgda_u32 M = 0>
 IBGDA_FN ibgda_status ibgda_fetch_add(ibgda_qp *qp, ibgda_u64 remote, ibgda_u32 rkey, ibgda_u64 local, ibgda_u32 lkey,
 				      ibgda_u64 add, ibgda_u32 flags = 0, ibgda_u64 *request = nullptr)
 {
-	if (remote & 7)
-		return IBGDA_ERR_INVALID_ARGUMENT;
-	ibgda_u64 index;
-	ibgda_status status = ibgda_reserve<P>(qp, &index);
-	if (status != IBGDA_OK)
-		return status;
-	return ibgda_publish<P>(qp, index,
-				ibgda_wqe_fetch_add(index, qp->number, remote, rkey, local, lkey, add,
-						    ibgda_slot_flags(qp, index, flags)),
-				flags, request);
+	return ibgda_post_atomic<M>(qp, remote, rkey, local, lkey, 8, flags, request, [&](ibgda_u64 index, ibgda_u32 slot_flags) {
+		return ibgda_wqe_fetch_add(index, qp->number, remote, rkey, local, lkey, add, slot_flags);
+	});
 }
 
 /* 64-bit compare-and-swap at 8-byte aligned peer memory; 8 bytes of local memory take the old value. */
-template <ibgda_placement P = IBGDA_QUEUES_ON_HOST>
+template <ibgda_u32 M = 0>
 IBGDA_FN ibgda_status ibgda_compare_swap(ibgda_qp *qp, ibgda_u64 remote, ibgda_u32 rkey, ibgda_u64 local, ibgda_u32 lkey,
 					 ibgda_u64 compare, ibgda_u64 swap, ibgda_u32 flags = 0,
 					 ibgda_u64 *request = nullptr)
 {
-	if (remote & 7)
-		return IBGDA_ERR_INVALID_ARGUMENT;
-	ibgda_u64 index;
-	ibgda_status status = ibgda_reserve<P>(qp, &index);
-	if (status != IBGDA_OK)
-		return status;
-	return ibgda_publish<P>(qp, index,
-				ibgda_wqe_compare_swap(index, qp->number, remote, rkey, local, lkey, compare, swap,
-						       ibgda_slot_flags(qp, index, flags)),
-				flags, request);
+	return ibgda_post_atomic<M>(qp, remote, rkey, local, lkey, 8, flags, request, [&](ibgda_u64 index, ibgda_u32 slot_flags) {
+		return ibgda_wqe_compare_swap(index, qp->number, remote, rkey, local, lkey, compare, swap, slot_flags);
+	});
 }
 
-/* Are `bytes` at `offset` inside the region? */
-IBGDA_PURE bool ibgda_inside(const ibgda_region &region, ibgda_u64 offset, ibgda_u64 bytes)
+/* 32-bit fetch-and-add at 4-byte aligned peer memory; 4 bytes of local memory take the old value. */
+template <ibgda_u32 M = 0>
+IBGDA_FN ibgda_status ibgda_fetch_add32(ibgda_qp *qp, ibgda_u64 remote, ibgda_u32 rkey, ibgda_u64 local, ibgda_u32 lkey,
+					ibgda_u32 add, ibgda_u32 flags = 0, ibgda_u64 *request = nullptr)
 {
-	return offset <= region.length && bytes <= region.length - offset;
+	return ibgda_post_atomic<M>(qp, remote, rkey, local, lkey, 4, flags, request, [&](ibgda_u64 index, ibgda_u32 slot_flags) {
+		return ibgda_wqe_fetch_add32(index, qp->number, remote, rkey, local, lkey, add, slot_flags);
+	});
 }
 
-/* ibgda_put between regions, with the bounds of both checked: IBGDA_ERR_INVALID_ARGUMENT instead of an error CQE. */
-template <ibgda_placement P = IBGDA_QUEUES_ON_HOST>
-IBGDA_FN ibgda_status ibgda_put(ibgda_qp *qp, const ibgda_region &to, ibgda_u64 to_offset, const ibgda_region &from,
-				ibgda_u64 from_offset, ibgda_u32 bytes, ibgda_u32 flags = 0, ibgda_u64 *request = nullptr)
+/* 32-bit compare-and-swap at 4-byte aligned peer memory; 4 bytes of local memory take the old value. */
+template <ibgda_u32 M = 0>
+IBGDA_FN ibgda_status ibgda_compare_swap32(ibgda_qp *qp, ibgda_u64 remote, ibgda_u32 rkey, ibgda_u64 local, ibgda_u32 lkey,
+					   ibgda_u32 compare, ibgda_u32 swap, ibgda_u32 flags = 0,
+					   ibgda_u64 *request = nullptr)
 {
-	if (!ibgda_inside(to, to_offset, bytes) || !ibgda_inside(from, from_offset, bytes))
-		return IBGDA_ERR_INVALID_ARGUMENT;
-	return ibgda_put<P>(qp, to.address + to_offset, to.rkey, from.address + from_offset, from.lkey, bytes, flags, request);
-}
-
-/* ibgda_get between regions, with the bounds of both checked. */
-template <ibgda_placement P = IBGDA_QUEUES_ON_HOST>
-IBGDA_FN ibgda_status ibgda_get(ibgda_qp *qp, const ibgda_region &to, ibgda_u64 to_offset, const ibgda_region &from,
-				ibgda_u64 from_offset, ibgda_u32 bytes, ibgda_u32 flags = 0, ibgda_u64 *request = nullptr)
-{
-	if (!ibgda_inside(to, to_offset, bytes) || !ibgda_inside(from, from_offset, bytes))
-		return IBGDA_ERR_INVALID_ARGUMENT;
-	return ibgda_get<P>(qp, to.address + to_offset, to.lkey, from.address + from_offset, from.rkey, bytes, flags, request);
+	return ibgda_post_atomic<M>(qp, remote, rkey, local, lkey, 4, flags, request, [&](ibgda_u64 index, ibgda_u32 slot_flags) {
+		return ibgda_wqe_compare_swap32(index, qp->number, remote, rkey, local, lkey, compare, swap, slot_flags);
+	});
 }
 
 /*
- * Posts one receive of 1 to IBGDA_MAX_MESSAGE_BYTES bytes. The receive queue has no doorbell register: the NIC reads the
- * record when a message arrives. IBGDA_ERR_QUEUE_FULL at once when every slot is posted.
+ * Tells the peer something: writes 8 bytes at an 8-byte aligned address there, behind all that was put on this QP before.
+ * The peer waits with ibgda_wait_until.
  */
-template <ibgda_placement P = IBGDA_QUEUES_ON_HOST>
+template <ibgda_u32 M = 0>
+IBGDA_FN ibgda_status ibgda_signal(ibgda_qp *qp, ibgda_u64 remote, ibgda_u32 rkey, ibgda_u64 value, ibgda_u32 flags = 0,
+				   ibgda_u64 *request = nullptr)
+{
+	return ibgda_checked_post<M, 1>(qp, ibgda_check_remote(remote, rkey, 8, 8), flags, request,
+					[&](ibgda_u32, ibgda_u64 index, ibgda_u32 slot_flags) {
+						return ibgda_wqe_write_value(index, qp->number, remote, rkey, value, 8, slot_flags);
+					});
+}
+
+/*
+ * ibgda_put and ibgda_signal in two WQEs with one doorbell, which nothing comes between. The data is there when the signal
+ * is: an RC QP's writes arrive in order, and a region that was not registered for relaxed ordering keeps it.
+ */
+template <ibgda_u32 M = 0>
+IBGDA_FN ibgda_status ibgda_put_signal(ibgda_qp *qp, ibgda_u64 remote, ibgda_u32 rkey, ibgda_u64 local, ibgda_u32 lkey,
+				       ibgda_u32 bytes, ibgda_u64 signal, ibgda_u32 signal_rkey, ibgda_u64 value,
+				       ibgda_u32 flags = 0, ibgda_u64 *request = nullptr)
+{
+	ibgda_status found = ibgda_either(ibgda_check_local(local, lkey, bytes), ibgda_check_remote(remote, rkey, bytes, 1));
+	found = ibgda_either(found, ibgda_check_remote(signal, signal_rkey, 8, 8));
+	return ibgda_checked_post<M, 2>(qp, found, flags, request, [&](ibgda_u32 k, ibgda_u64 index, ibgda_u32 slot_flags) {
+		return k ? ibgda_wqe_write_value(index, qp->number, signal, signal_rkey, value, 8, slot_flags) :
+			   ibgda_wqe_write(IBGDA_OP_RDMA_WRITE, index, qp->number, remote, rkey, local, lkey, bytes, 0, slot_flags);
+	});
+}
+
+/* The same with a signal that is added to a counter; `scratch` are 8 local bytes under `lkey` for its old value. */
+template <ibgda_u32 M = 0>
+IBGDA_FN ibgda_status ibgda_put_signal_add(ibgda_qp *qp, ibgda_u64 remote, ibgda_u32 rkey, ibgda_u64 local, ibgda_u32 lkey,
+					   ibgda_u32 bytes, ibgda_u64 signal, ibgda_u32 signal_rkey, ibgda_u64 add,
+					   ibgda_u64 scratch, ibgda_u32 flags = 0, ibgda_u64 *request = nullptr)
+{
+	ibgda_status found = ibgda_either(ibgda_check_local(local, lkey, bytes), ibgda_check_remote(remote, rkey, bytes, 1));
+	found = ibgda_either(found, ibgda_check_remote(signal, signal_rkey, 8, 8));
+	return ibgda_checked_post<M, 2>(qp, found, flags, request, [&](ibgda_u32 k, ibgda_u64 index, ibgda_u32 slot_flags) {
+		return k ? ibgda_wqe_fetch_add(index, qp->number, signal, signal_rkey, scratch, lkey, add, slot_flags) :
+			   ibgda_wqe_write(IBGDA_OP_RDMA_WRITE, index, qp->number, remote, rkey, local, lkey, bytes, 0, slot_flags);
+	});
+}
+
+/*
+ * Orders requests at the NIC: those that come after it begin when every get and atomic before it is complete. Puts and
+ * sends are in order without it. Costs a WQE; IBGDA_FENCED on the next request costs none.
+ */
+template <ibgda_u32 M = 0> IBGDA_FN ibgda_status ibgda_fence(ibgda_qp *qp)
+{
+	return ibgda_checked_post<M, 1>(qp, IBGDA_OK, IBGDA_UNSIGNALED | IBGDA_NO_DOORBELL, nullptr,
+					[&](ibgda_u32, ibgda_u64 index, ibgda_u32 slot_flags) {
+						return ibgda_wqe_nop(index, qp->number, slot_flags | IBGDA_FENCED);
+					});
+}
+
+/* ibgda_put between regions, with the bounds of both checked: IBGDA_ERR_INVALID_ARGUMENT instead of an error CQE. */
+template <ibgda_u32 M = 0>
+IBGDA_FN ibgda_status ibgda_put(ibgda_qp *qp, const ibgda_region &to, ibgda_u64 to_offset, const ibgda_region &from,
+				ibgda_u64 from_offset, ibgda_u32 bytes, ibgda_u32 flags = 0, ibgda_u64 *request = nullptr)
+{
+	bool inside = ibgda_inside(to, to_offset, bytes) && ibgda_inside(from, from_offset, bytes);
+	if (M & IBGDA_SCOPES ? false : !inside)
+		return IBGDA_ERR_INVALID_ARGUMENT;
+	ibgda_status status = ibgda_put<M>(qp, to.address + to_offset, to.rkey, from.address + from_offset, from.lkey, bytes,
+					   inside ? flags : flags | IBGDA_SKIP, request);
+	return inside ? status : IBGDA_ERR_INVALID_ARGUMENT;
+}
+
+/* ibgda_get between regions, with the bounds of both checked. */
+template <ibgda_u32 M = 0>
+IBGDA_FN ibgda_status ibgda_get(ibgda_qp *qp, const ibgda_region &to, ibgda_u64 to_offset, const ibgda_region &from,
+				ibgda_u64 from_offset, ibgda_u32 bytes, ibgda_u32 flags = 0, ibgda_u64 *request = nullptr)
+{
+	bool inside = ibgda_inside(to, to_offset, bytes) && ibgda_inside(from, from_offset, bytes);
+	if (M & IBGDA_SCOPES ? false : !inside)
+		return IBGDA_ERR_INVALID_ARGUMENT;
+	ibgda_status status = ibgda_get<M>(qp, to.address + to_offset, to.lkey, from.address + from_offset, from.rkey, bytes,
+					   inside ? flags : flags | IBGDA_SKIP, request);
+	return inside ? status : IBGDA_ERR_INVALID_ARGUMENT;
+}
+
+/*
+ * Posts one receive of 1 to IBGDA_MAX_MESSAGE_BYTES bytes; a call for one thread, whatever M. The receive queue has no
+ * doorbell register: the NIC reads the record when a message arrives. IBGDA_ERR_QUEUE_FULL at once when every slot is
+ * posted. On a shared QP threads take turns; IBGDA_TIMEOUT when the turn does not come within post_timeout_ns.
+ */
+template <ibgda_u32 M = 0>
 IBGDA_FN ibgda_status ibgda_recv(ibgda_qp *qp, ibgda_u64 local, ibgda_u32 lkey, ibgda_u32 bytes)
 {
 	if (!qp->recv_depth)
 		return IBGDA_ERR_NO_QUEUE;
-	if (!bytes || bytes > IBGDA_MAX_MESSAGE_BYTES)
-		return IBGDA_ERR_INVALID_ARGUMENT;
-	const ibgda_cq *cq = qp->recv_cq;
-	if (cq->error.status)
-		return static_cast<ibgda_status>(cq->error.status);
-	if (qp->recv_producer - cq->completed >= qp->recv_depth)
-		return IBGDA_ERR_QUEUE_FULL;
-	ibgda_u64 index = qp->recv_producer++;
-	ibgda_store_quad(qp->recv_ring + (index & (qp->recv_depth - 1)) * IBGDA_RECV_WQE_BYTES,
-			 ibgda_data_segment(local, lkey, bytes));
-	ibgda_store_record<P>(qp->doorbell_record, ibgda_be32((ibgda_u32)(qp->recv_producer & 0xffff)));
-	return IBGDA_OK;
+	if (!bytes)
+		return IBGDA_CHECKS < IBGDA_CHECKS_FULL ? IBGDA_ERR_INVALID_ARGUMENT : IBGDA_ERR_BYTES;
+	ibgda_status found = ibgda_check_local(local, lkey, bytes);
+	if (found != IBGDA_OK)
+		return found;
+	if (M & IBGDA_SHARED) {
+		ibgda_u64 deadline = ibgda_clock_ns() + qp->post_timeout_ns;
+		while (!ibgda_try_lock(&qp->recv_lock)) {
+			if (ibgda_clock_ns() >= deadline)
+				return IBGDA_TIMEOUT;
+			ibgda_relax();
+		}
+	}
+	ibgda_known known = ibgda_look<M>(qp->recv_cq);
+	ibgda_status status = known.error;
+	if (status == IBGDA_OK && qp->recv_producer - known.completed >= qp->recv_depth)
+		status = IBGDA_ERR_QUEUE_FULL;
+	if (status == IBGDA_OK) {
+		ibgda_u64 index = qp->recv_producer++;
+		ibgda_store_quad(qp->recv_ring + (index & (qp->recv_depth - 1)) * IBGDA_RECV_WQE_BYTES,
+				 ibgda_data_segment(local, lkey, bytes));
+		ibgda_release<M>();
+		ibgda_store_record(qp->doorbell_record, ibgda_be32((ibgda_u32)((index + 1) & 0xffff)));
+	}
+	if (M & IBGDA_SHARED)
+		ibgda_unlock<M>(&qp->recv_lock);
+	return status;
 }
 
-/* Waits until one request has completed. IBGDA_OK: it succeeded; IBGDA_ERR_INVALID_INDEX: it was never posted. */
-IBGDA_FN ibgda_status ibgda_wait(ibgda_qp *qp, ibgda_u64 request, ibgda_u64 deadline_ns)
+template <ibgda_u32 M> IBGDA_FN ibgda_u64 ibgda_posted(const ibgda_qp *qp)
 {
-	if (request >= qp->producer)
-		return IBGDA_ERR_INVALID_INDEX;
-	return ibgda_wait_request(qp->send_cq, request, deadline_ns);
+	return M & IBGDA_SHARED ? ibgda_load_shared(&qp->producer) : qp->producer;
+}
+
+/* One thread's call, or with a scope that of the group's leader, whose status all get. */
+template <ibgda_u32 M, class Call> IBGDA_FN ibgda_status ibgda_once(const ibgda_qp *qp, ibgda_u64 argument, Call call)
+{
+	if constexpr (M & IBGDA_SCOPES) {
+		ibgda_group group = ibgda_group_form<M>(qp, true);
+		argument = ibgda_group_max<M>(group, argument);
+		ibgda_u64 status = 0;
+		if (group.leads)
+			status = call(argument);
+		return static_cast<ibgda_status>(ibgda_group_share<M>(group, status));
+	}
+	return call(argument);
 }
 
 /*
- * Waits until every request posted so far has completed. The last one must have a completion of its own: it was posted
- * without IBGDA_UNSIGNALED.
+ * Waits until one request has completed; a warp or block, until the latest of its threads' requests has. IBGDA_OK: it
+ * succeeded; IBGDA_ERR_INVALID_INDEX: it was never posted.
  */
-template <ibgda_placement P = IBGDA_QUEUES_ON_HOST> IBGDA_FN ibgda_status ibgda_quiet(ibgda_qp *qp, ibgda_u64 deadline_ns)
+template <ibgda_u32 M = 0> IBGDA_FN ibgda_status ibgda_wait(ibgda_qp *qp, ibgda_u64 request, ibgda_u64 deadline_ns)
 {
-	ibgda_status status = ibgda_write_doorbell<P>(qp, qp->producer);
-	if (status != IBGDA_OK || !qp->producer)
-		return status;
-	return ibgda_wait_request(qp->send_cq, qp->producer - 1, deadline_ns);
+	return ibgda_once<M>(qp, request, [&](ibgda_u64 latest) {
+		/* What is known complete was posted. */
+		if (ibgda_look<M>(qp->send_cq).completed <= latest && latest >= ibgda_posted<M>(qp))
+			return IBGDA_ERR_INVALID_INDEX;
+		return ibgda_wait_request<M>(qp->send_cq, latest, deadline_ns);
+	});
+}
+
+/*
+ * Waits until every request posted so far, by whatever thread, has completed; rings for those that were not rung. If the
+ * last one has no completion of its own, or the QP is shared, an empty request that has one is put behind it.
+ */
+template <ibgda_u32 M = 0> IBGDA_FN ibgda_status ibgda_quiet(ibgda_qp *qp, ibgda_u64 deadline_ns)
+{
+	return ibgda_once<M>(qp, 0, [&](ibgda_u64) {
+		ibgda_u64 posted = ibgda_posted<M>(qp);
+		if (ibgda_look<M>(qp->send_cq).completed >= posted)
+			return IBGDA_OK;
+		ibgda_u64 last = posted - 1;
+		ibgda_status status;
+		if ((M & IBGDA_SHARED) || qp->silent == posted)
+			status = ibgda_post<M & ~IBGDA_SCOPES, 1>(qp, 0, &last, [&](ibgda_u32, ibgda_u64 index, ibgda_u32 slot_flags) {
+				return ibgda_wqe_nop(index, qp->number, slot_flags);
+			});
+		else
+			status = ibgda_write_doorbell<M>(qp, posted);
+		return status == IBGDA_OK ? ibgda_wait_request<M>(qp->send_cq, last, deadline_ns) : status;
+	});
+}
+
+/* ibgda_quiet of many QPs. The first status that is not IBGDA_OK; *which, when asked for, is then the QP's place. */
+template <ibgda_u32 M = 0>
+IBGDA_FN ibgda_status ibgda_quiet_all(ibgda_qp *const *qps, ibgda_u32 count, ibgda_u64 deadline_ns, ibgda_u32 *which = nullptr)
+{
+	for (ibgda_u32 i = 0; i < count; i++) {
+		ibgda_status status = ibgda_quiet<M>(qps[i], deadline_ns);
+		if (status != IBGDA_OK) {
+			if (which)
+				*which = i;
+			return status;
+		}
+	}
+	return IBGDA_OK;
 }
 
 #endif

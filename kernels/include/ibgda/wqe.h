@@ -12,13 +12,17 @@
 
 enum ibgda_opcode {
 	IBGDA_OP_NOP = 0x00,
+	IBGDA_OP_SEND_INVAL = 0x01,
 	IBGDA_OP_RDMA_WRITE = 0x08,
 	IBGDA_OP_RDMA_WRITE_IMM = 0x09,
 	IBGDA_OP_SEND = 0x0a,
 	IBGDA_OP_SEND_IMM = 0x0b,
 	IBGDA_OP_RDMA_READ = 0x10,
 	IBGDA_OP_ATOMIC_CS = 0x11,
-	IBGDA_OP_ATOMIC_FA = 0x12
+	IBGDA_OP_ATOMIC_FA = 0x12,
+	IBGDA_OP_ATOMIC_MASKED_CS = 0x14,
+	IBGDA_OP_ATOMIC_MASKED_FA = 0x15,
+	IBGDA_OP_DUMP = 0x23
 };
 
 /* fm_ce_se, byte 11 of the control segment. */
@@ -27,6 +31,9 @@ enum {
 	IBGDA_CTRL_CQ_UPDATE = 2 << 2,
 	IBGDA_CTRL_FENCE = 4 << 5
 };
+
+/* opmod of a masked atomic on 4 bytes (UCX's UCT_IB_MLX5_OPMOD_EXT_ATOMIC), in its place in the control segment. */
+#define IBGDA_OPMOD_ATOMIC_4 0x08000000u
 
 /* Marks the length of inline data; and the data segment that ends a receive's list. */
 #define IBGDA_INLINE_FLAG 0x80000000u
@@ -122,7 +129,20 @@ IBGDA_PURE ibgda_wqe ibgda_wqe_write_inline(ibgda_u64 index, ibgda_u32 qpn, ibgd
 	return w;
 }
 
-/* SEND; with IBGDA_OP_SEND_IMM the immediate goes along. */
+/* The same of a value in a register: `bytes` (1, 2, 4 or 8) of it, in memory order. */
+IBGDA_PURE ibgda_wqe ibgda_wqe_write_value(ibgda_u64 index, ibgda_u32 qpn, ibgda_u64 remote, ibgda_u32 rkey, ibgda_u64 value,
+					   ibgda_u32 bytes, ibgda_u32 flags)
+{
+	ibgda_wqe w = {};
+	w.segments = 3;
+	w.quad[0] = ibgda_ctrl_segment(IBGDA_OP_RDMA_WRITE, index, qpn, w.segments, flags, 0);
+	w.quad[1] = ibgda_remote_segment(remote, rkey);
+	w.quad[2].low = value << 32 | ibgda_be32(bytes | IBGDA_INLINE_FLAG);
+	w.quad[2].high = value >> 32;
+	return w;
+}
+
+/* SEND; with IBGDA_OP_SEND_IMM the immediate goes along, with IBGDA_OP_SEND_INVAL the peer's key that it invalidates. */
 IBGDA_PURE ibgda_wqe ibgda_wqe_send(ibgda_opcode opcode, ibgda_u64 index, ibgda_u32 qpn, ibgda_u64 local, ibgda_u32 lkey,
 				    ibgda_u32 bytes, ibgda_u32 immediate, ibgda_u32 flags)
 {
@@ -159,6 +179,47 @@ IBGDA_PURE ibgda_wqe ibgda_wqe_compare_swap(ibgda_u64 index, ibgda_u32 qpn, ibgd
 	w.quad[1] = ibgda_remote_segment(remote, rkey);
 	w.quad[2] = ibgda_quad_be((ibgda_u32)(swap >> 32), (ibgda_u32)swap, (ibgda_u32)(compare >> 32), (ibgda_u32)compare);
 	w.quad[3] = ibgda_data_segment(local, lkey, 8);
+	return w;
+}
+
+/*
+ * Atomics on 4 bytes are the masked ones with masks that let all bits pass. The old value lands in 4 bytes, in the byte
+ * order of the 8-byte ones.
+ */
+IBGDA_PURE ibgda_wqe ibgda_wqe_atomic32(ibgda_opcode opcode, ibgda_u64 index, ibgda_u32 qpn, ibgda_u64 remote, ibgda_u32 rkey,
+					ibgda_u64 local, ibgda_u32 lkey, ibgda_quad operands, ibgda_u32 flags)
+{
+	ibgda_wqe w = {};
+	w.segments = 4;
+	w.quad[0] = ibgda_ctrl_segment(opcode, index, qpn, w.segments, flags, 0);
+	w.quad[0].low |= ibgda_be32(IBGDA_OPMOD_ATOMIC_4);
+	w.quad[1] = ibgda_remote_segment(remote, rkey);
+	w.quad[2] = operands;
+	w.quad[3] = ibgda_data_segment(local, lkey, 4);
+	return w;
+}
+
+IBGDA_PURE ibgda_wqe ibgda_wqe_fetch_add32(ibgda_u64 index, ibgda_u32 qpn, ibgda_u64 remote, ibgda_u32 rkey, ibgda_u64 local,
+					   ibgda_u32 lkey, ibgda_u32 add, ibgda_u32 flags)
+{
+	/* What to add; the bits at which a carry stops. */
+	return ibgda_wqe_atomic32(IBGDA_OP_ATOMIC_MASKED_FA, index, qpn, remote, rkey, local, lkey, ibgda_quad_be(add, 0, 0, 0), flags);
+}
+
+IBGDA_PURE ibgda_wqe ibgda_wqe_compare_swap32(ibgda_u64 index, ibgda_u32 qpn, ibgda_u64 remote, ibgda_u32 rkey, ibgda_u64 local,
+					      ibgda_u32 lkey, ibgda_u32 compare, ibgda_u32 swap, ibgda_u32 flags)
+{
+	return ibgda_wqe_atomic32(IBGDA_OP_ATOMIC_MASKED_CS, index, qpn, remote, rkey, local, lkey,
+				  ibgda_quad_be(swap, compare, ~0u, ~0u), flags);
+}
+
+/* Has the NIC read local memory and drop it: behind what it wrote there before, over the same way. */
+IBGDA_PURE ibgda_wqe ibgda_wqe_dump(ibgda_u64 index, ibgda_u32 qpn, ibgda_u64 local, ibgda_u32 lkey, ibgda_u32 bytes, ibgda_u32 flags)
+{
+	ibgda_wqe w = {};
+	w.segments = 2;
+	w.quad[0] = ibgda_ctrl_segment(IBGDA_OP_DUMP, index, qpn, w.segments, flags, 0);
+	w.quad[1] = ibgda_data_segment(local, lkey, bytes);
 	return w;
 }
 

@@ -1,137 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/*
- * The device header on a GPU, against the ConnectX model in this process: queues, records and doorbell pages lie in pinned
- * host memory, the model's engine thread is the NIC. Data is compared byte for byte, errors are raised on purpose.
- * kernels/run-h200.sh builds and runs it; the last line is "N passed, N failed".
- */
-#include <algorithm>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <ctime>
-#include <vector>
-
-#include <cuda_runtime.h>
-#include <sys/mman.h>
-
-#include <connectx_inproc.h>
-#include <ibgda_device.cuh>
-
-static void must(cudaError_t error, const char *what)
-{
-	if (error == cudaSuccess)
-		return;
-	std::printf("%s: %s\n", what, cudaGetErrorString(error));
-	std::exit(1);
-}
-
-static void must(int result, const char *what)
-{
-	if (!result)
-		return;
-	std::printf("%s: %s\n", what, cx_error());
-	std::exit(1);
-}
-
-static const size_t LEN = 1 << 20;
-static const ibgda_u64 PATIENCE = 5000000000ull;
-
-/* Pinned host memory that the GPU and the engine see at one address. */
-static char *pinned(cx_fabric *fabric, size_t bytes)
-{
-	void *memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0), *device;
-	if (memory == MAP_FAILED) {
-		std::perror("mmap");
-		std::exit(1);
-	}
-	std::memset(memory, 0, bytes);
-	must(cudaHostRegister(memory, bytes, cudaHostRegisterMapped), "cudaHostRegister");
-	must(cudaHostGetDevicePointer(&device, memory, 0), "cudaHostGetDevicePointer");
-	if (device != memory) {
-		std::printf("the GPU sees host memory at another address: not supported by this program\n");
-		std::exit(1);
-	}
-	must(cx_register(fabric, memory, bytes), "cx_register");
-	return static_cast<char *>(memory);
-}
-
-/* Two functions of the model, a QP pair between them, a buffer on each. */
-struct Rig {
-	cx_fabric *fabric = cx_open(2, UINT64_MAX);
-	uint32_t pd[2], key[2];
-	char *buffer[2];
-	std::vector<cx_qp> qps;
-	const ibgda_u64 *status;
-
-	Rig()
-	{
-		if (!fabric)
-			must(-1, "cx_open");
-		for (uint32_t i = 0; i < 2; i++) {
-			buffer[i] = pinned(fabric, LEN);
-			must(cx_alloc_pd(fabric, i, &pd[i]), "cx_alloc_pd");
-			must(cx_create_mkey(fabric, i, pd[i], (uint64_t)buffer[i], LEN, CX_ACCESS_ALL, &key[i]),
-			     "cx_create_mkey");
-		}
-		void *page = (void *)cx_status_page(fabric, 0);
-		must(cudaHostRegister(page, 4096, cudaHostRegisterMapped), "cudaHostRegister of the status page");
-		status = static_cast<const ibgda_u64 *>(page);
-	}
-
-	~Rig()
-	{
-		cudaHostUnregister((void *)status);
-		cx_close(fabric);
-		for (char *memory : buffer)
-			cudaHostUnregister(memory), munmap(memory, LEN);
-	}
-
-	/* Handles, in GPU memory, of a new QP on function 0 that is connected to one on function 1. */
-	ibgda_qp *open(uint32_t depth, ibgda_u64 post_timeout = PATIENCE)
-	{
-		cx_qp pair[2];
-		size_t bytes = (cx_qp_bytes(depth, 0) + 4095) & ~(size_t)4095;
-		for (uint32_t i = 0; i < 2; i++)
-			must(cx_open_qp(fabric, i, pd[i], depth, 0, 0, pinned(fabric, bytes), pinned(fabric, 4096), &pair[i]),
-			     "cx_open_qp");
-		must(cx_connect(fabric, 0, pair[0].qpn, cx_lid(fabric, 1), pair[1].qpn), "cx_connect");
-		must(cx_connect(fabric, 1, pair[1].qpn, cx_lid(fabric, 0), pair[0].qpn), "cx_connect");
-		qps.push_back(pair[0]);
-
-		char *device;
-		must(cudaMalloc(&device, sizeof(ibgda_qp) + sizeof(ibgda_cq)), "cudaMalloc");
-		ibgda_cq cq = {};
-		cq.ring = (const ibgda_u8 *)pair[0].send_cq_ring;
-		cq.doorbell_record = (ibgda_u32 *)pair[0].send_cq_record;
-		cq.status_page = status;
-		cq.number = pair[0].send_cqn;
-		cq.depth = depth;
-		cq.generation = 1;
-		ibgda_qp qp = {};
-		qp.send_ring = (ibgda_u8 *)pair[0].send_ring;
-		qp.doorbell_record = (ibgda_u32 *)pair[0].record;
-		qp.doorbell = (ibgda_u64 *)pair[0].doorbell;
-		qp.send_cq = (ibgda_cq *)(device + sizeof(ibgda_qp));
-		qp.number = pair[0].qpn;
-		qp.send_depth = depth;
-		qp.post_timeout_ns = post_timeout;
-		must(cudaMemcpy(device, &qp, sizeof qp, cudaMemcpyHostToDevice), "cudaMemcpy");
-		must(cudaMemcpy(device + sizeof qp, &cq, sizeof cq, cudaMemcpyHostToDevice), "cudaMemcpy");
-		return (ibgda_qp *)device;
-	}
-
-	ibgda_region region(int i)
-	{
-		return {(ibgda_u64)buffer[i], LEN, key[i], key[i]};
-	}
-};
-
-struct Result {
-	ibgda_u32 status;
-	ibgda_u32 rounds;
-	ibgda_u64 ns;
-	ibgda_error error;
-};
+/* A QP that one thread posts to: data, ring wrap, many QPs, errors, loss. */
+#include "rig.cuh"
 
 /* Each of `rounds`: a WRITE, a completion, a READ back, a completion. */
 static __global__ void put_get(ibgda_qp *qp, ibgda_region to, ibgda_region from, ibgda_u32 bytes, ibgda_u32 rounds,
@@ -177,34 +46,6 @@ static __global__ void add(ibgda_qp *qp, ibgda_region to, ibgda_region from, ibg
 			status = ibgda_quiet(qp, ibgda_clock_ns() + 5000000000ull);
 	}
 	*result = {(ibgda_u32)status, i, 0, qp->send_cq->error};
-}
-
-static int passed, failed;
-static Result *results;
-
-static void check(bool good, const char *name)
-{
-	std::printf("%s … %s\n", name, good ? "ok" : "FAILED");
-	(good ? passed : failed)++;
-}
-
-static Result finish()
-{
-	must(cudaGetLastError(), "kernel launch");
-	must(cudaDeviceSynchronize(), "kernel");
-	return results[0];
-}
-
-static bool counters_are_clean(Rig &rig)
-{
-	bool clean = true;
-	for (const char *name : {"torn_wqes", "doorbells_ahead", "foreign_doorbells", "dma_faults"})
-		for (uint32_t i = 0; i < 2; i++)
-			if (uint64_t count = cx_count(rig.fabric, i, name)) {
-				std::printf("  nic%u %s %llu\n", i, name, (unsigned long long)count);
-				clean = false;
-			}
-	return clean;
 }
 
 static void sizes()
@@ -339,22 +180,5 @@ static void lost()
 	check(r.status == IBGDA_ERR_NIC_LOST && r.ns < 10000000000ull, "a lost NIC ends a wait through the status page");
 }
 
-int main()
-{
-	cudaDeviceProp card;
-	must(cudaGetDeviceProperties(&card, 0), "cudaGetDeviceProperties");
-	int driver = 0;
-	must(cudaDriverGetVersion(&driver), "cudaDriverGetVersion");
-	std::printf("%s, sm_%d%d, driver API %d.%d\n", card.name, card.major, card.minor, driver / 1000, driver % 1000 / 10);
-	must(cudaHostAlloc(&results, 64 * sizeof *results, cudaHostAllocMapped), "cudaHostAlloc");
-	sizes();
-	wrap();
-	many();
-	atomics();
-	latency();
-	wrong_key();
-	frozen();
-	lost();
-	std::printf("%d passed, %d failed\n", passed, failed);
-	return failed != 0;
-}
+
+static const Test test_sizes(sizes), test_wrap(wrap), test_many(many), test_atomics(atomics), test_latency(latency), test_wrong_key(wrong_key), test_frozen(frozen), test_lost(lost);

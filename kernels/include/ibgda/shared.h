@@ -1,0 +1,271 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * A QP that many threads post to at once. Without a lock that a poster could wait for, and without an order in which they
+ * would have to wait for each other:
+ *
+ * 1. Reserve: one atomic add gives a range of slots. It may be used when the NIC has executed what was there before.
+ * 2. Write the WQEs, then a fence.
+ * 3. Ready: each slot has a bit, in a word for a quarter of the ring or 32 slots; a bit that was toggled in this lap is a
+ *    slot that is written. One more bit of the word, its entry, says that all words before it are full. An atomic xor sets
+ *    the bits and shows the word as it is now: whoever sees the entry and all lower bits set has completed the prefix and
+ *    publishes it, with what others left behind his slots; everybody else is done. A word that is full hands its entry to
+ *    the next by another xor. So each slot is in the prefix that exactly one thread publishes.
+ * 4. Publish: the record must never go back, so one at a time writes it. `publisher` is the index told to the NIC, and
+ *    whether somebody is telling. An atomic max puts the new index there: when somebody is telling he will find it when he
+ *    tries to leave, by a compare-and-swap, and tells again. A poster who finds the prefix before his slots told and nobody
+ *    telling takes the word at once, before he writes the WQE, with a plain store: nobody else can complete a prefix before
+ *    his slots are ready. So alone on the QP he pays two atomics and two fences.
+ *    A teller who has told IBGDA_PATIENT_ROUNDS times marks himself tired; the next that brings an index takes over, as
+ *    soon as the tired one is done, so that nobody tells for others for ever.
+ *
+ * Laps. A word holds bits of one lap at a time: a slot is used again only when the NIC has executed all slots of its word.
+ */
+#ifndef IBGDA_SHARED_H
+#define IBGDA_SHARED_H
+
+#include "poll.h"
+
+#define IBGDA_BUSY 1ull
+#define IBGDA_TIRED 2ull
+#define IBGDA_PATIENT_ROUNDS 64u
+
+/* How long a poster whose own patience is at an end waits for those behind him to take their reservations back. */
+#define IBGDA_UNWIND_NS 1000000000ull
+
+/* What may be reserved at a time. */
+IBGDA_PURE ibgda_u32 ibgda_half(const ibgda_qp *qp) { return qp->send_depth > 1 ? qp->send_depth / 2 : 1; }
+
+template <ibgda_u32 M> IBGDA_FN bool ibgda_shared_has_room(const ibgda_qp *qp, ibgda_u64 end, ibgda_u64 completed, ibgda_u64 publisher)
+{
+	ibgda_u32 slots = IBGDA_READY_SLOTS(qp->send_depth);
+	/* What was not told cannot be complete, whatever a completion says. */
+	ibgda_u64 free = completed < publisher >> 2 ? completed : publisher >> 2;
+	return ((end + slots - 1) & ~(ibgda_u64)(slots - 1)) <= free + qp->send_depth;
+}
+
+/*
+ * The slow path of a reservation that was made: waits for room, for at most the QP's patience, then takes the reservation
+ * back. That can be done when all later ones are taken back; they have no room either. If they are not within a second,
+ * the QP is at its end: a slot that was reserved and is never written would stop all that follow.
+ */
+template <ibgda_u32 M> IBGDA_SLOW ibgda_status ibgda_shared_wait_for_room(ibgda_qp *qp, ibgda_u64 index, ibgda_u64 end)
+{
+	ibgda_cq *cq = qp->send_cq;
+	ibgda_u64 deadline = ibgda_clock_ns() + qp->post_timeout_ns;
+	for (;;) {
+		ibgda_known known = ibgda_look<M>(cq);
+		if (known.error)
+			return known.error;
+		if (ibgda_shared_has_room<M>(qp, end, known.completed, ibgda_load_shared(&qp->publisher)))
+			return IBGDA_OK;
+		ibgda_u64 now = ibgda_clock_ns();
+		if (now >= deadline) {
+			if (ibgda_atomic_cas(&qp->producer, end, index) == end)
+				return IBGDA_ERR_QUEUE_FULL;
+			if (now >= deadline + IBGDA_UNWIND_NS && ibgda_try_lock(&cq->lock)) {
+				ibgda_latch<M>(cq, IBGDA_ERR_QUEUE_FULL, index, nullptr);
+				ibgda_unlock<M>(&cq->lock);
+			}
+		}
+		ibgda_cqe cqe;
+		if (ibgda_drain<M>(cq, &cqe, index, 64) == IBGDA_TIMEOUT)
+			ibgda_relax();
+	}
+}
+
+/*
+ * Reserves `slots` slots, at most half of the ring. *alone: all before them was told and nobody is telling.
+ */
+template <ibgda_u32 M>
+IBGDA_FN ibgda_status ibgda_shared_reserve(ibgda_qp *qp, ibgda_u32 slots, ibgda_u64 *index, bool *alone)
+{
+	ibgda_cq *cq = qp->send_cq;
+	if (!qp->post_timeout_ns) {
+		/* No waiting: then a reservation must not be made in vain, except in a race. */
+		ibgda_known known = ibgda_look<M>(cq);
+		if (known.error)
+			return known.error;
+		ibgda_u64 end = ibgda_load_shared(&qp->producer) + slots;
+		if (!ibgda_shared_has_room<M>(qp, end, known.completed, ibgda_load_shared(&qp->publisher))) {
+			ibgda_cqe cqe;
+			ibgda_status status = ibgda_drain<M>(cq, &cqe, ~0ull, 64);
+			if (status != IBGDA_OK)
+				return status == IBGDA_TIMEOUT ? IBGDA_ERR_QUEUE_FULL : status;
+		}
+	}
+	/* The three are under way at the same time. */
+	ibgda_u64 at = ibgda_atomic_add(&qp->producer, slots);
+	ibgda_known known = ibgda_look<M>(cq);
+	ibgda_u64 publisher = ibgda_load_shared(&qp->publisher);
+	if (known.error)
+		return known.error;
+	if (!ibgda_shared_has_room<M>(qp, at + slots, known.completed, publisher)) {
+		ibgda_status status = ibgda_shared_wait_for_room<M>(qp, at, at + slots);
+		if (status != IBGDA_OK)
+			return status;
+		publisher = ibgda_load_shared(&qp->publisher);
+	}
+	*alone = publisher == at << 2;
+	*index = at;
+	return IBGDA_OK;
+}
+
+/* The bits of slots [index, end), which lie in one word. */
+IBGDA_PURE ibgda_u64 ibgda_ready_bits(ibgda_u64 index, ibgda_u64 end, ibgda_u32 slots)
+{
+	ibgda_u32 first = (ibgda_u32)index & (slots - 1);
+	return (((1ull << (end - index)) - 1) << first);
+}
+
+/* Toggles bits of the word that slot `index` lies in; the word as it is then, with 1 for what was toggled in this lap. */
+IBGDA_FN ibgda_u64 ibgda_ready_toggle(const ibgda_qp *qp, ibgda_u64 index, ibgda_u64 bits)
+{
+	ibgda_u32 slots = IBGDA_READY_SLOTS(qp->send_depth);
+	ibgda_u64 *word = qp->ready + ((ibgda_u32)index & (qp->send_depth - 1)) / slots;
+	ibgda_u64 now = ibgda_atomic_xor(word, bits) ^ bits;
+	return index & qp->send_depth ? ~now : now;
+}
+
+/* One past the last of the slots that are ready in the word of slot `index`, from the word's first on. */
+IBGDA_PURE ibgda_u64 ibgda_ready_end(ibgda_u64 index, ibgda_u64 now, ibgda_u32 slots)
+{
+	ibgda_u64 missing = ~now | (1ull << slots), first = index & ~(ibgda_u64)(slots - 1);
+#ifdef __CUDA_ARCH__
+	return first + (ibgda_u32)(__ffsll((long long)missing) - 1);
+#else
+	return first + (ibgda_u32)__builtin_ctzll(missing);
+#endif
+}
+
+/*
+ * Makes slots [index, end) ready. The end of the prefix that the caller has to publish; 0: none, another thread will. The
+ * bits of the first word are set by the last xor, of which `now` is the result when it was done before.
+ */
+IBGDA_FN ibgda_u64 ibgda_ready_prefix(const ibgda_qp *qp, ibgda_u64 index, ibgda_u64 now)
+{
+	ibgda_u32 slots = IBGDA_READY_SLOTS(qp->send_depth);
+	if (!(now & IBGDA_READY_FIRST))
+		return 0;
+	ibgda_u64 end = ibgda_ready_end(index, now, slots);
+	if (end <= index)
+		return 0;
+	while (!(end & (slots - 1))) {
+		ibgda_u64 next = ibgda_ready_toggle(qp, end, IBGDA_READY_FIRST);
+		ibgda_u64 further = ibgda_ready_end(end, next, slots);
+		if (further == end)
+			break;
+		end = further;
+	}
+	return end;
+}
+
+/* The xors; the higher words first, so that the first one, whose result is returned, decides. */
+IBGDA_FN ibgda_u64 ibgda_ready_set(const ibgda_qp *qp, ibgda_u64 index, ibgda_u64 end)
+{
+	ibgda_u32 slots = IBGDA_READY_SLOTS(qp->send_depth);
+	ibgda_u64 first_end = (index & ~(ibgda_u64)(slots - 1)) + slots;
+	while (end > first_end) {
+		ibgda_u64 from = (end - 1) & ~(ibgda_u64)(slots - 1);
+		ibgda_ready_toggle(qp, from, ibgda_ready_bits(from, end, slots));
+		end = from;
+	}
+	return ibgda_ready_toggle(qp, index, ibgda_ready_bits(index, end, slots));
+}
+
+/* Record, fence, doorbell. Whatever must be seen before the record was fenced off. */
+template <ibgda_u32 M> IBGDA_FN void ibgda_tell(ibgda_u32 *record, ibgda_u64 *doorbell, ibgda_u32 qpn, ibgda_u64 end)
+{
+	if (!(M & IBGDA_NO_RECORD)) {
+		ibgda_store_record(record, ibgda_be32((ibgda_u32)(end & 0xffff)));
+		ibgda_release<M>();
+	}
+	ibgda_u64 value = (ibgda_u64)ibgda_be32(qpn << 8) << 32 | ibgda_be32((ibgda_u32)(end & 0xffff) << 8);
+	if (M & IBGDA_CPU_DOORBELL)
+		ibgda_store_word(doorbell, value);
+	else
+		ibgda_store_doorbell(doorbell, value);
+}
+
+/*
+ * Leaves the publisher's word as somebody who told the NIC of `told`; tells of what came meanwhile first. `word` is what
+ * is in the word, if nothing came.
+ */
+template <ibgda_u32 M>
+IBGDA_FN void ibgda_leave(ibgda_qp *qp, ibgda_u32 *record, ibgda_u64 *doorbell, ibgda_u32 qpn, ibgda_u64 told, ibgda_u64 word)
+{
+	for (ibgda_u32 rounds = 1;; rounds++) {
+		ibgda_u64 now = ibgda_atomic_cas(&qp->publisher, word, told << 2);
+		if (now == word)
+			return;
+		if (word & IBGDA_TIRED) {
+			/* Taken over. What was told last can be passed now. */
+			ibgda_acquire_release<M>();
+			ibgda_store_shared(&qp->rung, told);
+			return;
+		}
+		word = now;
+		if (rounds >= IBGDA_PATIENT_ROUNDS) {
+			now = ibgda_atomic_cas(&qp->publisher, word, word | IBGDA_TIRED);
+			word = now == word ? word | IBGDA_TIRED : now;
+		}
+		told = word >> 2;
+		ibgda_acquire();
+		ibgda_tell<M>(record, doorbell, qpn, told);
+	}
+}
+
+/* Publishes all slots below `end`, a prefix that the caller completed. */
+template <ibgda_u32 M>
+IBGDA_FN void ibgda_shared_publish(ibgda_qp *qp, ibgda_u32 *record, ibgda_u64 *doorbell, ibgda_u32 qpn, ibgda_u64 end)
+{
+	ibgda_u64 word = end << 2 | IBGDA_BUSY;
+	ibgda_acquire_release<M>();
+	ibgda_u64 old = ibgda_atomic_max(&qp->publisher, word);
+	if (old >> 2 >= end && old != end << 2)
+		return;
+	if (old & IBGDA_BUSY) {
+		if (!(old & IBGDA_TIRED))
+			return;
+		/* What the tired one tells at most; then the record is free. He waits for nobody. */
+		while (ibgda_load_shared(&qp->rung) < old >> 2)
+			ibgda_relax();
+	}
+	ibgda_acquire();
+	/* If it was told before, by another who rang for the same slots, this one only has to leave. */
+	if (old >> 2 < end)
+		ibgda_tell<M>(record, doorbell, qpn, end);
+	ibgda_leave<M>(qp, record, doorbell, qpn, end, word);
+}
+
+/*
+ * Makes slots [index, end), which were written before the fence that the caller had, known to the NIC. `alone` as the
+ * reservation said, if the caller then put end_of_told << 2 | IBGDA_BUSY into the publisher's word.
+ */
+template <ibgda_u32 M>
+IBGDA_FN void ibgda_shared_ring(ibgda_qp *qp, ibgda_u64 index, ibgda_u64 end, bool alone, bool ring)
+{
+	ibgda_u32 *record = qp->doorbell_record + 1, qpn = qp->number;
+	ibgda_u64 *doorbell = qp->doorbell;
+	ibgda_u64 now = ibgda_ready_set(qp, index, end);
+	if (alone) {
+		/* While the xor is under way: whatever it shows, the slots before `end` are the prefix. */
+		ibgda_tell<M>(record, doorbell, qpn, end);
+		ibgda_u64 prefix = ibgda_ready_prefix(qp, index, now), word = index << 2 | IBGDA_BUSY;
+		if (prefix > end) {
+			ibgda_acquire();
+			ibgda_tell<M>(record, doorbell, qpn, prefix);
+		}
+		ibgda_leave<M>(qp, record, doorbell, qpn, prefix, word);
+		return;
+	}
+	ibgda_u64 prefix = ibgda_ready_prefix(qp, index, now);
+	if (!prefix)
+		return;
+	/* Slots of others behind these: who wrote them counts on it that this thread rings. */
+	if (ring || prefix > end)
+		ibgda_shared_publish<M>(qp, record, doorbell, qpn, prefix);
+	else
+		ibgda_atomic_max(&qp->unrung, prefix);
+}
+
+#endif
