@@ -258,7 +258,8 @@ template <ibgda_u32 M = 0> IBGDA_FN ibgda_status ibgda_wait_request(ibgda_cq *cq
 		ibgda_status status;
 		if (M & IBGDA_SHARED) {
 			status = ibgda_drain<M>(cq, &cqe, index, 64);
-			late = status == IBGDA_TIMEOUT && known.error;
+			/* A collapsed CQ shows its error again and again. */
+			late = known.error && (status == IBGDA_TIMEOUT || (M & IBGDA_COLLAPSED));
 		} else {
 			status = ibgda_take_cqe<M>(cq, &cqe, &cq->completed);
 			if (status == IBGDA_TIMEOUT && !known.error)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* A QP that one thread posts to: data, ring wrap, many QPs, errors, loss. */
+/* A QP that one thread posts to: data, ring wrap, many QPs. */
 #include "rig.cuh"
 
 /* Each of `rounds`: a WRITE, a completion, a READ back, a completion. */
@@ -70,30 +70,37 @@ static void sizes()
 
 static void wrap()
 {
-	Rig rig;
-	ibgda_qp *qp = rig.open(16), **list;
-	must(cudaMalloc(&list, sizeof qp), "cudaMalloc");
-	must(cudaMemcpy(list, &qp, sizeof qp, cudaMemcpyHostToDevice), "cudaMemcpy");
-	const ibgda_u64 count = 200000;
-	stream<<<1, 1>>>(list, rig.region(1), count, results);
-	Result r = finish();
-	ibgda_u64 last;
-	std::memcpy(&last, rig.buffer[1], 8);
-	std::printf("  %u WQEs, status %#x, %.2f M/s\n", r.rounds, r.status, r.rounds * 1e3 / (double)r.ns);
-	check(r.status == IBGDA_OK && last == count && counters_are_clean(rig), "200,000 WQEs on a ring of 16");
+	const struct {
+		uint32_t depth;
+		ibgda_u64 laps;
+	} rings[] = {{1024, 1000}, {16, 100000}, {1, 2000}};
+	for (auto ring : rings) {
+		Rig rig;
+		ibgda_qp *qp = rig.open(ring.depth), **list;
+		must(cudaMalloc(&list, sizeof qp), "cudaMalloc");
+		must(cudaMemcpy(list, &qp, sizeof qp, cudaMemcpyHostToDevice), "cudaMemcpy");
+		const ibgda_u64 count = ring.depth * ring.laps / divisor;
+		stream<<<1, 1>>>(list, rig.region(1), count, results);
+		Result r = finish();
+		cudaFree(list);
+		ibgda_u64 last;
+		std::memcpy(&last, rig.buffer[1], 8);
+		std::printf("  ring of %u, %u WQEs, status %#x, %.2f M/s\n", ring.depth, r.rounds, r.status, r.rounds * 1e3 / (double)r.ns);
+		check(r.status == IBGDA_OK && last == count && counters_are_clean(rig), "a ring is passed many times");
+	}
 }
 
 static void many()
 {
 	Rig rig;
-	const int blocks = 64;
+	const int blocks = 528;
 	std::vector<ibgda_qp *> qps;
 	for (int i = 0; i < blocks; i++)
 		qps.push_back(rig.open(128));
 	ibgda_qp **list;
 	must(cudaMalloc(&list, blocks * sizeof *list), "cudaMalloc");
 	must(cudaMemcpy(list, qps.data(), blocks * sizeof *list, cudaMemcpyHostToDevice), "cudaMemcpy");
-	const ibgda_u64 count = 5000;
+	const ibgda_u64 count = 1000 / divisor;
 	stream<<<blocks, 1>>>(list, rig.region(1), count, results);
 	finish();
 	bool good = true;
@@ -105,7 +112,7 @@ static void many()
 			good = false;
 		}
 	}
-	check(good && counters_are_clean(rig), "64 QPs from 64 blocks");
+	check(good && counters_are_clean(rig), "528 QPs from 528 blocks");
 }
 
 static void atomics()
@@ -126,7 +133,7 @@ static void latency()
 	ibgda_qp *qp = rig.open(64);
 	std::vector<double> ns;
 	for (int i = 0; i < 15; i++) {
-		put_get<<<1, 1>>>(qp, rig.region(1), rig.region(0), 8, 1000, PATIENCE, results);
+		put_get<<<1, 1>>>(qp, rig.region(1), rig.region(0), 8, 1000 / divisor, PATIENCE, results);
 		Result r = finish();
 		if (r.status == IBGDA_OK)
 			ns.push_back((double)r.ns / r.rounds);
@@ -135,50 +142,7 @@ static void latency()
 	if (!ns.empty())
 		std::printf("  8-byte WRITE, post to completion through the CPU engine: median %.0f ns (%.0f to %.0f)\n",
 			    ns[ns.size() / 2], ns.front(), ns.back());
-	check(ns.size() == 15, "15,000 WRITEs, one at a time");
+	check(ns.size() == 15, "WRITEs, one at a time");
 }
 
-static void wrong_key()
-{
-	Rig rig;
-	ibgda_qp *qp = rig.open(16);
-	ibgda_region wrong = rig.region(1);
-	wrong.rkey ^= 0xff00;
-	put_get<<<1, 1>>>(qp, wrong, rig.region(0), 64, 1, PATIENCE, results);
-	Result r = finish();
-	std::printf("  status %#x, WQE %llu, syndrome %#x, vendor syndrome %#x\n", r.status,
-		    (unsigned long long)r.error.wqe_index, r.error.syndrome, r.error.vendor_syndrome);
-	check(r.status == IBGDA_ERR_REMOTE_ACCESS && r.error.syndrome == 0x13, "a wrong rkey is a remote access error");
-	put_get<<<1, 1>>>(qp, rig.region(1), rig.region(0), 64, 1, PATIENCE, results);
-	check(finish().status == IBGDA_ERR_REMOTE_ACCESS, "and stays the QP's first error");
-}
-
-static void frozen()
-{
-	Rig rig;
-	ibgda_qp *qp = rig.open(16, 50000000);
-	cx_freeze(rig.fabric, 1);
-	put_get<<<1, 1>>>(qp, rig.region(1), rig.region(0), 64, 1, 50000000, results);
-	Result r = finish();
-	std::printf("  returned after %.1f ms\n", (double)r.ns / 1e6);
-	cx_freeze(rig.fabric, 0);
-	check(r.status == IBGDA_TIMEOUT, "a NIC that hangs ends in a timeout");
-}
-
-static void lost()
-{
-	Rig rig;
-	ibgda_qp *qp = rig.open(16);
-	cx_freeze(rig.fabric, 1);
-	put_get<<<1, 1>>>(qp, rig.region(1), rig.region(0), 64, 1, 20000000000ull, results);
-	must(cudaGetLastError(), "kernel launch");
-	timespec pause = {0, 100000000};
-	nanosleep(&pause, nullptr);
-	must(cx_lose(rig.fabric, 0, 1), "cx_lose");
-	cx_freeze(rig.fabric, 0);
-	Result r = finish();
-	check(r.status == IBGDA_ERR_NIC_LOST && r.ns < 10000000000ull, "a lost NIC ends a wait through the status page");
-}
-
-
-static const Test test_sizes(sizes), test_wrap(wrap), test_many(many), test_atomics(atomics), test_latency(latency), test_wrong_key(wrong_key), test_frozen(frozen), test_lost(lost);
+static const Test test_sizes(sizes), test_wrap(wrap), test_many(many), test_atomics(atomics), test_latency(latency);

@@ -140,7 +140,7 @@ static void wraps()
 		Rig rig;
 		ibgda_qp *qp = rig.open(depth, PATIENCE, IBGDA_SHARED);
 		const int threads = 128;
-		const ibgda_u64 each = 8000;
+		const ibgda_u64 each = 8000 / divisor;
 		wrap_shared<<<4, threads / 4>>>(qp, rig.region(1), each, results);
 		Result r = finish();
 		bool good = true;

@@ -5,5 +5,5 @@
 extern "C" __global__ void put(ibgda_qp *qp, ibgda_u64 remote, ibgda_u32 rkey, ibgda_u64 local, ibgda_u32 lkey, ibgda_u32 bytes,
 			       ibgda_status *status)
 {
-	*status = ibgda_put<IBGDA_QUEUES_ON_GPU>(qp, remote, rkey, local, lkey, bytes);
+	*status = ibgda_put<IBGDA_ON_GPU>(qp, remote, rkey, local, lkey, bytes);
 }

@@ -174,6 +174,8 @@ struct Result {
 
 const int RESULTS = 4096;
 extern Result *results;
+/* 1, or with "quick" on the command line what counts are divided by: compute-sanitizer makes everything slow. */
+extern unsigned divisor;
 
 /* Waits for the kernel; the first result. */
 Result finish();

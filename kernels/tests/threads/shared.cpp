@@ -190,29 +190,36 @@ template <ibgda_u32 M> void storm(ibgda_u32 depth, ibgda_u64 first, unsigned thr
 	check(good, name, rig);
 }
 
-void an_error_ends_every_thread()
+/* On a collapsed CQ the first error can be gone before anybody looks: then it is a flush. */
+template <ibgda_u32 M> void an_error_ends_every_thread(const char *name)
 {
 	const unsigned threads = 4;
-	Rig rig(64, 0, false);
+	Rig rig(64, 0, M & IBGDA_COLLAPSED);
 	std::vector<ibgda_status> statuses(threads);
 	Conduct conduct;
 	conduct.fail_at = 1000;
 	together(rig, 0, conduct, threads, [&](unsigned me) {
 		ibgda_status status = IBGDA_OK;
-		while (status == IBGDA_OK)
-			status = ibgda_put_value<IBGDA_SHARED>(&rig.qp, 0, 0, (ibgda_u64)me);
+		ibgda_u64 request = 0;
+		while (status == IBGDA_OK) {
+			status = ibgda_put_value<M>(&rig.qp, 0, 0, (ibgda_u64)me, 0, &request);
+			if (status == IBGDA_OK && me & 1)
+				status = ibgda_wait<M>(&rig.qp, request, ibgda_clock_ns() + PATIENCE);
+		}
 		statuses[me] = status;
 	});
-	bool good = true;
+	ibgda_error error = rig.cq.error;
+	bool hidden = (M & IBGDA_COLLAPSED) && error.status == IBGDA_ERR_WR_FLUSHED;
+	bool good = hidden ? error.wqe_index > 1000 : error.status == IBGDA_ERR_REMOTE_ACCESS && error.wqe_index == 1000;
 	for (ibgda_status status : statuses)
-		good &= status == IBGDA_ERR_REMOTE_ACCESS;
-	good &= rig.cq.error.wqe_index == 1000 && rig.cq.error.syndrome == 0x13 && rig.cq.error.vendor_syndrome == 0x77 &&
-		rig.cq.error.qpn == QPN && rig.cq.completed == 1000;
+		good &= status == (ibgda_status)error.status;
+	good &= error.syndrome == (error.status & 0xff) && error.vendor_syndrome == 0x77 && error.qpn == QPN &&
+		rig.cq.completed == error.wqe_index;
 	ibgda_u64 late = 0;
-	good &= ibgda_put_value<IBGDA_SHARED>(&rig.qp, 0, 0, late) == IBGDA_ERR_REMOTE_ACCESS;
-	good &= ibgda_wait<IBGDA_SHARED>(&rig.qp, 999, 0) == IBGDA_OK;
-	good &= ibgda_wait<IBGDA_SHARED>(&rig.qp, 1000, 0) == IBGDA_ERR_REMOTE_ACCESS;
-	check(good, "the first error is every thread's, and stays", rig);
+	good &= ibgda_put_value<M>(&rig.qp, 0, 0, late) == (ibgda_status)error.status;
+	good &= ibgda_wait<M>(&rig.qp, 999, 0) == IBGDA_OK;
+	good &= ibgda_wait<M>(&rig.qp, error.wqe_index, ~0ull) == (ibgda_status)error.status;
+	check(good, name, rig);
 }
 
 void a_nic_that_stops_fills_the_ring(ibgda_u64 patience, const char *name)
@@ -320,7 +327,8 @@ int main()
 	storm<S>(128, 1000, 1, 5000, {}, "1 thread alone");
 	storm<S | IBGDA_COLLAPSED>(256, 0, 4, 5000, {}, "4 threads, collapsed CQ");
 	storm<S | IBGDA_CPU_DOORBELL>(32, 65530, 4, 5000, {}, "4 threads, doorbell in memory, counter wraps");
-	an_error_ends_every_thread();
+	an_error_ends_every_thread<S>("the first error is every thread's, and stays");
+	an_error_ends_every_thread<S | IBGDA_COLLAPSED>("the same on a collapsed CQ");
 	a_nic_that_stops_fills_the_ring(SECOND / 10, "a NIC that stops ends in queue full, and nothing is reserved in vain");
 	a_nic_that_stops_fills_the_ring(0, "the same without patience");
 	a_lost_nic_ends_every_wait();
