@@ -62,6 +62,44 @@ ibgda_u32 test_wqe_compare_swap(ibgda_u64 index, ibgda_u32 qpn, ibgda_u64 remote
 	return wqe.segments;
 }
 
+ibgda_u32 test_wqe_write_value(ibgda_u64 index, ibgda_u32 qpn, ibgda_u64 remote, ibgda_u32 rkey, ibgda_u64 value, ibgda_u32 bytes,
+			       ibgda_u32 flags, void *out)
+{
+	ibgda_wqe wqe = ibgda_wqe_write_value(index, qpn, remote, rkey, value, bytes, flags);
+	bytes_of(wqe, out);
+	return wqe.segments;
+}
+
+ibgda_u32 test_wqe_fetch_add32(ibgda_u64 index, ibgda_u32 qpn, ibgda_u64 remote, ibgda_u32 rkey, ibgda_u64 local, ibgda_u32 lkey,
+			       ibgda_u32 add, ibgda_u32 flags, void *out)
+{
+	ibgda_wqe wqe = ibgda_wqe_fetch_add32(index, qpn, remote, rkey, local, lkey, add, flags);
+	bytes_of(wqe, out);
+	return wqe.segments;
+}
+
+ibgda_u32 test_wqe_compare_swap32(ibgda_u64 index, ibgda_u32 qpn, ibgda_u64 remote, ibgda_u32 rkey, ibgda_u64 local, ibgda_u32 lkey,
+				  ibgda_u32 compare, ibgda_u32 swap, ibgda_u32 flags, void *out)
+{
+	ibgda_wqe wqe = ibgda_wqe_compare_swap32(index, qpn, remote, rkey, local, lkey, compare, swap, flags);
+	bytes_of(wqe, out);
+	return wqe.segments;
+}
+
+ibgda_u32 test_wqe_dump(ibgda_u64 index, ibgda_u32 qpn, ibgda_u64 local, ibgda_u32 lkey, ibgda_u32 bytes, ibgda_u32 flags, void *out)
+{
+	ibgda_wqe wqe = ibgda_wqe_dump(index, qpn, local, lkey, bytes, flags);
+	bytes_of(wqe, out);
+	return wqe.segments;
+}
+
+ibgda_u32 test_wqe_nop(ibgda_u64 index, ibgda_u32 qpn, ibgda_u32 flags, void *out)
+{
+	ibgda_wqe wqe = ibgda_wqe_nop(index, qpn, flags);
+	bytes_of(wqe, out);
+	return wqe.segments;
+}
+
 ibgda_u64 test_doorbell_value(ibgda_u64 producer_index, ibgda_u32 qpn) { return ibgda_doorbell_value(producer_index, qpn); }
 
 ibgda_u64 test_clock_ns() { return ibgda_clock_ns(); }

@@ -400,6 +400,49 @@ unsafe extern "C" {
         flags: u32,
         out: *mut [u8; 64],
     ) -> u32;
+    pub fn test_wqe_write_value(
+        index: u64,
+        qpn: u32,
+        remote: u64,
+        rkey: u32,
+        value: u64,
+        bytes: u32,
+        flags: u32,
+        out: *mut [u8; 64],
+    ) -> u32;
+    pub fn test_wqe_fetch_add32(
+        index: u64,
+        qpn: u32,
+        remote: u64,
+        rkey: u32,
+        local: u64,
+        lkey: u32,
+        add: u32,
+        flags: u32,
+        out: *mut [u8; 64],
+    ) -> u32;
+    pub fn test_wqe_compare_swap32(
+        index: u64,
+        qpn: u32,
+        remote: u64,
+        rkey: u32,
+        local: u64,
+        lkey: u32,
+        compare: u32,
+        swap: u32,
+        flags: u32,
+        out: *mut [u8; 64],
+    ) -> u32;
+    pub fn test_wqe_dump(
+        index: u64,
+        qpn: u32,
+        local: u64,
+        lkey: u32,
+        bytes: u32,
+        flags: u32,
+        out: *mut [u8; 64],
+    ) -> u32;
+    pub fn test_wqe_nop(index: u64, qpn: u32, flags: u32, out: *mut [u8; 64]) -> u32;
     pub safe fn test_doorbell_value(producer_index: u64, qpn: u32) -> u64;
     pub safe fn test_clock_ns() -> u64;
 

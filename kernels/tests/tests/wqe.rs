@@ -224,6 +224,90 @@ fn atomics() {
 }
 
 #[test]
+fn atomics_on_4_bytes_are_masked_ones_with_open_masks() {
+    // SAFETY: as above.
+    let wqe = segments(|out| unsafe {
+        test_wqe_fetch_add32(5, QPN, REMOTE, RKEY, LOCAL, LKEY, 0x0123_4567, 0, out)
+    });
+    assert_eq!(
+        wqe,
+        [
+            // opmod 8: extended atomic of 4 bytes; opcode 0x15
+            "080005154a5b6c040000000800000000",
+            "1122334455667788a1b2c3d400000000",
+            "01234567000000000000000000000000",
+            "000000040102030499aabbccddeeff00",
+        ]
+    );
+    // SAFETY: as above.
+    let wqe = segments(|out| unsafe {
+        test_wqe_compare_swap32(
+            6,
+            QPN,
+            REMOTE,
+            RKEY,
+            LOCAL,
+            LKEY,
+            0x1111_2222,
+            0x5555_6666,
+            IBGDA_UNSIGNALED,
+            out,
+        )
+    });
+    assert_eq!(
+        wqe,
+        [
+            "080006144a5b6c040000000000000000",
+            "1122334455667788a1b2c3d400000000",
+            // swap, compare, and which bits of each
+            "5555666611112222ffffffffffffffff",
+            "000000040102030499aabbccddeeff00",
+        ]
+    );
+}
+
+#[test]
+fn values_from_registers() {
+    // SAFETY: as above.
+    let wqe = segments(|out| unsafe {
+        test_wqe_write_value(1, QPN, REMOTE, RKEY, 0x0807_0605_0403_0201, 8, 0, out)
+    });
+    assert_eq!(
+        wqe,
+        [
+            "000001084a5b6c030000000800000000",
+            "1122334455667788a1b2c3d400000000",
+            "80000008010203040506070800000000"
+        ]
+    );
+}
+
+#[test]
+fn dump_nop_and_send_with_invalidate() {
+    // SAFETY: as above.
+    let wqe = segments(|out| unsafe { test_wqe_dump(9, QPN, LOCAL, LKEY, 1, IBGDA_FENCED, out) });
+    assert_eq!(
+        wqe,
+        [
+            "000009234a5b6c020000008800000000",
+            "000000010102030499aabbccddeeff00"
+        ]
+    );
+    // SAFETY: as above.
+    let wqe = segments(|out| unsafe { test_wqe_nop(10, QPN, 0, out) });
+    assert_eq!(wqe, ["00000a004a5b6c010000000800000000"]);
+    // SAFETY: as above.
+    let wqe = segments(|out| unsafe { test_wqe_send(0x01, 2, QPN, LOCAL, LKEY, 64, RKEY, 0, out) });
+    assert_eq!(
+        wqe,
+        [
+            "000002014a5b6c0200000008a1b2c3d4",
+            "000000400102030499aabbccddeeff00"
+        ]
+    );
+}
+
+#[test]
 fn the_doorbell_carries_the_next_free_index_and_the_qp() {
     assert_eq!(
         test_doorbell_value(0x1_2346, QPN).to_ne_bytes(),
