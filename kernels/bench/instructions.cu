@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * F: single instructions, one thread, each waiting for the one before. From them one can tell which of those that an
+ * implementation's SASS shows makes up its time.
+ */
+#include "floors.cuh"
+#include "rig.cuh"
+
+namespace bench {
+
+namespace {
+enum Instruction {
+	FENCE_GPU,
+	FENCE_SYS,
+	STORE_FENCE_GPU,
+	STORE_FENCE_SYS,
+	DOORBELL,
+	DOORBELL_FENCE_GPU,
+	DOORBELL_FENCE_SYS,
+	LOAD_L1,
+	LOAD_L2,
+	ATOMIC_ADD,
+	INSTRUCTIONS
+};
+const char *const names[INSTRUCTIONS] = {"fence.release.gpu, idle",
+					 "fence.release.sys, idle",
+					 "16 B store, fence.release.gpu",
+					 "16 B store, fence.release.sys",
+					 "doorbell store",
+					 "doorbell store, fence.release.gpu",
+					 "doorbell store, fence.release.sys",
+					 "ld, L1",
+					 "ld.relaxed.sys, L2",
+					 "atom.add.u64, returned"};
+} // namespace
+
+constexpr uint32_t CALLS = 16384, WARM_UP_CALLS = 1024;
+
+template <int instruction> static __global__ void __launch_bounds__(32) repeat(Queue queue, Outcome *outcome)
+{
+	/* The words are zero, so that each address depends on the value before and stays. */
+	uint64_t start = 0, value = 0;
+	uint64_t *word = reinterpret_cast<uint64_t *>(queue.record);
+#pragma unroll 1
+	for (uint32_t i = 0; i < CALLS; i++) {
+		if (i == WARM_UP_CALLS)
+			start = now_ns();
+		if (instruction == STORE_FENCE_GPU || instruction == STORE_FENCE_SYS)
+			store16(queue.ring + (i & (queue.depth - 1)) * 64, i, i, i, i);
+		if (instruction == DOORBELL || instruction == DOORBELL_FENCE_GPU || instruction == DOORBELL_FENCE_SYS)
+			store_mmio(queue.doorbell, i);
+		if (instruction == FENCE_GPU || instruction == STORE_FENCE_GPU || instruction == DOORBELL_FENCE_GPU)
+			fence_gpu();
+		if (instruction == FENCE_SYS || instruction == STORE_FENCE_SYS || instruction == DOORBELL_FENCE_SYS)
+			fence_sys();
+		if (instruction == LOAD_L1)
+			asm volatile("ld.global.b64 %0, [%1];" : "=l"(value) : "l"(__cvta_generic_to_global(word + value)) : "memory");
+		if (instruction == LOAD_L2)
+			value = load_u64(word + value);
+		if (instruction == ATOMIC_ADD)
+			value = atomicAdd(reinterpret_cast<unsigned long long *>(word + value), 0ull);
+	}
+	*outcome = {start, now_ns(), value};
+}
+
+template <int instruction> static void measure(Bench &bench)
+{
+	Row row = {"A", "F", names[instruction], "ns", false};
+	std::vector<double> values;
+	for (unsigned r = 0; r < bench.placements(); r++) {
+		using Floor = Bare<1, false>; /* for its handle only */
+		Set set = bench.rig.prepare<Floor>(Where::gpu, 1, 16, 0, 0, r);
+		repeat<instruction><<<1, 1, 0, bench.rig.stream>>>(set.queues[0], bench.rig.outcomes);
+		bench.rig.finish(names[instruction]);
+		if (bench.rig.failures(1))
+			bench.fail(row, "floor", r, "a word of memory is not zero");
+		values.push_back(bench.rig.elapsed_ns(1) / (CALLS - WARM_UP_CALLS));
+	}
+	bench.add(row, "floor", values);
+}
+
+template <int instruction> static void measure_from(Bench &bench)
+{
+	if constexpr (instruction < INSTRUCTIONS) {
+		measure<instruction>(bench);
+		measure_from<instruction + 1>(bench);
+	}
+}
+
+void measure_instructions(Bench &bench)
+{
+	if (bench.wants("F"))
+		measure_from<0>(bench);
+}
+
+} // namespace bench
