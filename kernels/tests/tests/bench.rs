@@ -242,6 +242,18 @@ fn a_ring_shared_by_posters_may_be_in_any_order_but_each_posters_own() {
         rig.ring[slot_of(23) + byte] = rig.ring[slot_of(18) + byte];
     }
     assert_ne!(rig.check(&plan), "");
+
+    // In order and without a gap, but one request behind.
+    let plan = self::plan(1, 40, false);
+    let mut rig = Rig::new();
+    rig.post(&plan, &[0; 40]);
+    for n in 24..40 {
+        let (remote, local) = request(&plan, 0, n - 1);
+        let slot = slot_of(n.into());
+        rig.ring[slot + 16..slot + 24].copy_from_slice(&remote.to_be_bytes());
+        rig.ring[slot + 40..slot + 48].copy_from_slice(&local.to_be_bytes());
+    }
+    assert_eq!(rig.check(&plan), "the ring lacks request 39 of poster 0");
 }
 
 /// Where the WQE of the plan's n-th request lies in the ring.
