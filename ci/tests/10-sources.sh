@@ -28,5 +28,6 @@ sources_shell() {
 check sources::licences sources_have_licences
 check sources::shellcheck sources_shell
 check sources::rustfmt "$IBGDA_SRC/ci/enter" cargo fmt --all --check
-check sources::clippy "$IBGDA_SRC/ci/enter" cargo clippy -q --workspace --all-targets -- -D warnings
+check sources::clippy "$IBGDA_SRC/ci/enter" cargo clippy -q --workspace --all-targets \
+    --features ibgda-test-kernels/nvrtc -- -D warnings
 check sources::module-lint "$IBGDA_SRC/ci/kmod" --lint

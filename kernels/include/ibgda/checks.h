@@ -7,7 +7,7 @@
 #ifndef IBGDA_CHECKS_H
 #define IBGDA_CHECKS_H
 
-#include "wqe.h"
+#include "ibgda/wqe.h"
 
 #define IBGDA_CHECKS_USUAL 1
 #define IBGDA_CHECKS_FULL 2

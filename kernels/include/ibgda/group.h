@@ -8,7 +8,7 @@
 #ifndef IBGDA_GROUP_H
 #define IBGDA_GROUP_H
 
-#include "platform.h"
+#include "ibgda/platform.h"
 
 struct ibgda_group {
 	ibgda_u32 lanes;	/* of this warp, as a mask */

@@ -22,7 +22,7 @@
 #ifndef IBGDA_PLATFORM_H
 #define IBGDA_PLATFORM_H
 
-#include "types.h"
+#include "ibgda/types.h"
 
 #if defined(__CUDACC__) && !defined(IBGDA_HOST)
 #define IBGDA_FN static __device__ __forceinline__

@@ -10,7 +10,7 @@
 #ifndef IBGDA_POLL_H
 #define IBGDA_POLL_H
 
-#include "platform.h"
+#include "ibgda/platform.h"
 
 /* Broker's status page (uapi/ibgda.h): word 0 = generation << 32 | state, state 1 = ready. */
 #define IBGDA_STATE_WORD_READY(generation) ((ibgda_u64)(generation) << 32 | 1u)

@@ -10,9 +10,9 @@
 #ifndef IBGDA_POST_H
 #define IBGDA_POST_H
 
-#include "group.h"
-#include "shared.h"
-#include "wqe.h"
+#include "ibgda/group.h"
+#include "ibgda/shared.h"
+#include "ibgda/wqe.h"
 
 /*
  * Waits, for at most post_timeout_ns, until the ring has room for `slots`. Takes completions itself while it does: know a

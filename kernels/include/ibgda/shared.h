@@ -23,7 +23,7 @@
 #ifndef IBGDA_SHARED_H
 #define IBGDA_SHARED_H
 
-#include "poll.h"
+#include "ibgda/poll.h"
 
 #define IBGDA_BUSY 1ull
 #define IBGDA_TIRED 2ull

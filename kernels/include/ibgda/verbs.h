@@ -14,8 +14,8 @@
 #ifndef IBGDA_VERBS_H
 #define IBGDA_VERBS_H
 
-#include "checks.h"
-#include "post.h"
+#include "ibgda/checks.h"
+#include "ibgda/post.h"
 
 /* ibgda_post, if the checks found nothing. A group's threads all have to take part, so that one that fails skips. */
 template <ibgda_u32 M, ibgda_u32 N, class Build>
@@ -81,7 +81,12 @@ IBGDA_FN ibgda_status ibgda_put_value(ibgda_qp *qp, ibgda_u64 remote, ibgda_u32 
 {
 	static_assert(sizeof(T) == 1 || sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8, "a value of 1, 2, 4 or 8 bytes");
 	ibgda_u64 word = 0;
+#ifdef __CUDACC__
+	/* NVRTC has no __builtin_memcpy. */
+	memcpy(&word, &value, sizeof(T));
+#else
 	__builtin_memcpy(&word, &value, sizeof(T));
+#endif
 	return ibgda_checked_post<M, 1>(qp, ibgda_check_remote(remote, rkey, sizeof(T), 1), flags, request,
 					[&](ibgda_u32, ibgda_u64 index, ibgda_u32 slot_flags) {
 						return ibgda_wqe_write_value(index, qp->number, remote, rkey, word, sizeof(T), slot_flags);

@@ -8,7 +8,7 @@
 #ifndef IBGDA_WQE_H
 #define IBGDA_WQE_H
 
-#include "platform.h"
+#include "ibgda/platform.h"
 
 enum ibgda_opcode {
 	IBGDA_OP_NOP = 0x00,
