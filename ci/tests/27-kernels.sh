@@ -4,9 +4,8 @@
 # The device header under the compilers that only ci/toolbox has. No GPU is needed.
 
 while IFS= read -r path; do
-    name=${path#kernels/}
-    check "kernels::nvcc::${name%.cu}" "$IBGDA_SRC/ci/toolbox" kernels/tests/nvcc "$path"
-done < <(cd "$IBGDA_SRC" && git ls-files -- 'kernels/*.cu')
+    check "kernels::nvcc::${path%.cu}" "$IBGDA_SRC/ci/toolbox" kernels/tests/nvcc "$path"
+done < <(cd "$IBGDA_SRC" && git ls-files -- '*.cu')
 
 kernels_sass() {
     "$IBGDA_SRC/ci/toolbox" kernels/tests/sass >"$CHECK_DIR/sass" || {
@@ -19,5 +18,12 @@ check kernels::sass kernels_sass
 [[ ! -s $CHECK_DIR/sass ]] || sed 's/^/  /' "$CHECK_DIR/sass"
 
 suite kernels::litmus "$IBGDA_SRC/ci/toolbox" kernels/tests/litmus/run
-suite kernels::threads "$IBGDA_SRC/ci/enter" kernels/tests/threads/run
-suite kernels::thread_sanitizer "$IBGDA_SRC/ci/enter" kernels/tests/threads/run -fsanitize=thread
+for path in "$IBGDA_SRC"/kernels/tests/threads/*.cpp; do
+    path=${path##*/}
+    check "kernels::threads::${path%.cpp}" "$IBGDA_SRC/ci/enter" kernels/tests/threads/run "$path"
+    check "kernels::thread_sanitizer::${path%.cpp}" "$IBGDA_SRC/ci/enter" kernels/tests/threads/run "$path" -fsanitize=thread
+done
+
+# Of the workspace, so that what it depends on is what host::cargo-test has built.
+suite kernels::nvrtc "$IBGDA_SRC/ci/toolbox" cargo test -q --workspace --exclude ibgda-vmtests \
+    --features ibgda-test-kernels/nvrtc --test nvrtc

@@ -123,12 +123,13 @@ void events()
 	bool good = ibgda_wait_for_cq_event(&rig.cq, ibgda_clock_ns() + 1000000) == IBGDA_TIMEOUT;
 	/* Serial number: the events so far, of which two bits; consumer index 0; CQN. */
 	good &= ibgda_be32(rig.cq_records[1]) == 2u << 28 && rig.arm == ((ibgda_u64)ibgda_be32(0x123) << 32 | ibgda_be32(2u << 28));
+	/* Before the thread is there, which would take the arming above for one that it has to answer. */
+	rig.arm = 0;
 	std::thread host([&] {
 		while (!__atomic_load_n(&rig.arm, __ATOMIC_ACQUIRE))
 			std::this_thread::yield();
 		__atomic_fetch_add(&rig.events, 1, __ATOMIC_RELEASE);
 	});
-	__atomic_store_n(&rig.arm, 0, __ATOMIC_RELEASE);
 	good &= ibgda_wait_for_cq_event(&rig.cq, ibgda_clock_ns() + 60000000000ull) == IBGDA_OK;
 	host.join();
 	rig.complete(0, 0);
