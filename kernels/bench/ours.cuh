@@ -47,6 +47,12 @@ template <class Names, ibgda_u32 Mode> struct Ours {
 		handle.qp.post_timeout_ns = 5000000000ull;
 		handle.qp.producer = queue.producer;
 		handle.qp.rung = queue.producer;
+		handle.qp.limit = handle.cq.completed + queue.depth;
+		handle.cq.limit = reinterpret_cast<ibgda_u64 *>(address + offsetof(OursHandle, qp) + offsetof(ibgda_qp, limit));
+		if (Mode & IBGDA_SHARED)
+			handle.qp.limit = (queue.completed < queue.producer ? queue.completed : queue.producer) + queue.depth;
+		else if (queue.completed > queue.producer)
+			handle.qp.limit = ~0ull >> 1;
 		if (Mode & IBGDA_SHARED) {
 			handle.qp.ready = reinterpret_cast<ibgda_u64 *>(address + offsetof(OursHandle, ready));
 			handle.ready[0] = IBGDA_READY_FIRST;

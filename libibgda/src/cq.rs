@@ -138,7 +138,14 @@ impl CompletionQueue {
         Ok(())
     }
 
+    /// The word of the send queue that an error of this queue is to clear.
+    pub(crate) fn stop_at_errors(&self, limit: *mut u64) {
+        // SAFETY: the work queue that took this CQ is being made: no kernel uses the handle.
+        unsafe { (*self.handle.as_ptr()).limit = limit };
+    }
+
     pub(crate) fn give_back(&self) {
+        self.stop_at_errors(ptr::null_mut());
         self.taken.store(false, Ordering::Relaxed);
     }
 

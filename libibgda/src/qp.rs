@@ -131,6 +131,13 @@ fn ads(field: Field) -> Field {
 
 type Command = Block<{ ifc::QP_BYTES }>;
 
+impl Drop for QueuePair {
+    fn drop(&mut self) {
+        // The CQ may live longer than the handle that its errors are to stop.
+        self.send_cq.stop_at_errors(std::ptr::null_mut());
+    }
+}
+
 impl QueuePair {
     pub(crate) fn create(
         context: &Context,
@@ -231,10 +238,13 @@ impl QueuePair {
             recv_cq: recv_cq.map_or(ptr::null_mut(), |cq| cq.handle_ptr()),
             number: object.number,
             send_depth: options.send_depth,
+            limit: options.send_depth.into(),
             recv_depth: options.recv_depth,
             post_timeout_ns: u64::try_from(options.post_timeout.as_nanos()).unwrap_or(u64::MAX),
             ..Default::default()
         });
+        // SAFETY: the handle was made just now, and what it points to is not read through this.
+        send_cq.stop_at_errors(unsafe { &raw mut (*handle.as_ptr()).limit });
         let pair = Self {
             object,
             _umem: umem,

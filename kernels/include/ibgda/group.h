@@ -107,7 +107,16 @@ template <ibgda_u32 M> IBGDA_FN ibgda_group ibgda_group_form(const void *qp, boo
 		group.leads = thread == 0;
 		return group;
 	}
-	group.lanes = M & IBGDA_WARP ? ~0u : __match_any_sync(__activemask(), (unsigned long long)qp);
+	if (M & IBGDA_WARP) {
+		group.lanes = ~0u;
+	} else {
+		/* Most often one lane, or all with one QP. */
+		ibgda_u32 active = __activemask();
+		int same = 1;
+		if (active & (active - 1))
+			__match_all_sync(active, (unsigned long long)qp, &same);
+		group.lanes = same ? active : __match_any_sync(active, (unsigned long long)qp);
+	}
 	ibgda_u32 posters = M & IBGDA_WARP ? __ballot_sync(group.lanes, posts) : group.lanes;
 	group.count = (ibgda_u32)__popc(posters);
 	group.rank = (ibgda_u32)__popc(posters & ibgda_lanes_below());

@@ -61,9 +61,15 @@ template <ibgda_u32 M> IBGDA_FN void ibgda_latch(ibgda_cq *cq, ibgda_status stat
 		ibgda_u64 word = (ibgda_u64)(cqe ? cqe->qpn : 0) << 32 | (ibgda_u32)status;
 		ibgda_acquire_release<M>();
 		ibgda_store_shared(reinterpret_cast<ibgda_u64 *>(&cq->error), word);
+		/* Whoever posts looks here first, and then at the error. */
+		ibgda_acquire_release<M>();
+		if (cq->limit)
+			ibgda_store_shared(cq->limit, 0);
 	} else {
 		cq->error.qpn = cqe ? cqe->qpn : 0;
 		cq->error.status = status;
+		if (cq->limit)
+			*cq->limit = 0;
 	}
 }
 
@@ -74,11 +80,10 @@ template <ibgda_u32 M> IBGDA_FN void ibgda_latch(ibgda_cq *cq, ibgda_status stat
  * *completed advances to behind the request that succeeded, or to the request that failed: requests complete in
  * order, so all before the failed one have succeeded, even those without a completion of their own.
  */
-template <ibgda_u32 M> IBGDA_FN ibgda_status ibgda_take_cqe(ibgda_cq *cq, ibgda_cqe *out, ibgda_u64 *completed)
+template <ibgda_u32 M>
+IBGDA_FN ibgda_status ibgda_take_tail(ibgda_cq *cq, const ibgda_u8 *cqe, ibgda_quad tail, ibgda_cqe *out, ibgda_u64 *completed)
 {
 	const bool ring = !(M & IBGDA_COLLAPSED);
-	const ibgda_u8 *cqe = ring ? cq->ring + (cq->consumer & (cq->depth - 1)) * IBGDA_CQE_BYTES : cq->ring;
-	ibgda_quad tail = ibgda_load_tail(cqe + 48);
 	/* Bytes 56..63: opcode and QPN, big-endian; WQE counter, big-endian; signature; kind << 4 | format | owner. */
 	ibgda_u32 kind = (ibgda_u32)(tail.high >> 60);
 	ibgda_u32 counter = ibgda_be32((ibgda_u32)(tail.high >> 32)) >> 16;
@@ -140,6 +145,18 @@ template <ibgda_u32 M> IBGDA_FN ibgda_status ibgda_take_cqe(ibgda_cq *cq, ibgda_
 	return status;
 }
 
+/* Where the next completion will be. */
+template <ibgda_u32 M> IBGDA_FN const ibgda_u8 *ibgda_next_cqe(const ibgda_cq *cq)
+{
+	return M & IBGDA_COLLAPSED ? cq->ring : cq->ring + (cq->consumer & (cq->depth - 1)) * IBGDA_CQE_BYTES;
+}
+
+template <ibgda_u32 M> IBGDA_FN ibgda_status ibgda_take_cqe(ibgda_cq *cq, ibgda_cqe *out, ibgda_u64 *completed)
+{
+	const ibgda_u8 *cqe = ibgda_next_cqe<M>(cq);
+	return ibgda_take_tail<M>(cq, cqe, ibgda_load_tail(cqe + 48), out, completed);
+}
+
 /* Is a completion there that was not taken? */
 template <ibgda_u32 M> IBGDA_FN bool ibgda_cqe_waits(const ibgda_cq *cq)
 {
@@ -147,6 +164,7 @@ template <ibgda_u32 M> IBGDA_FN bool ibgda_cqe_waits(const ibgda_cq *cq)
 	ibgda_cqe cqe;
 	ibgda_u32 unread[2];
 	copy.doorbell_record = unread;
+	copy.limit = nullptr;
 	return ibgda_take_cqe<M & ~IBGDA_SHARED>(&copy, &cqe, &copy.completed) != IBGDA_TIMEOUT;
 }
 
@@ -239,11 +257,8 @@ template <ibgda_u32 M = 0> IBGDA_FN ibgda_status ibgda_poll_cq(ibgda_cq *cq, ibg
 	}
 }
 
-/*
- * Waits until request `index` of the queue is known complete. IBGDA_OK: it succeeded, whatever happened to later ones.
- * An error: it failed, or never will complete; cq->error says which request failed first and why.
- */
-template <ibgda_u32 M = 0> IBGDA_FN ibgda_status ibgda_wait_request(ibgda_cq *cq, ibgda_u64 index, ibgda_u64 deadline_ns)
+/* The part of ibgda_wait_request that really waits. */
+template <ibgda_u32 M> IBGDA_SLOW ibgda_status ibgda_wait_long(ibgda_cq *cq, ibgda_u64 index, ibgda_u64 deadline_ns)
 {
 	for (bool late = false;;) {
 		ibgda_known known = ibgda_look<M>(cq);
@@ -272,6 +287,28 @@ template <ibgda_u32 M = 0> IBGDA_FN ibgda_status ibgda_wait_request(ibgda_cq *cq
 				ibgda_relax();
 		}
 	}
+}
+
+/*
+ * Waits until request `index` of the queue is known complete. IBGDA_OK: it succeeded, whatever happened to later ones.
+ * An error: it failed, or never will complete; cq->error says which request failed first and why.
+ */
+template <ibgda_u32 M = 0> IBGDA_FN ibgda_status ibgda_wait_request(ibgda_cq *cq, ibgda_u64 index, ibgda_u64 deadline_ns)
+{
+	if (!(M & IBGDA_SHARED)) {
+		/* What is there already, without a call. */
+		ibgda_u64 completed = cq->completed;
+		ibgda_status status = IBGDA_OK;
+		ibgda_cqe cqe;
+		while (completed <= index && status == IBGDA_OK) {
+			status = ibgda_take_cqe<M>(cq, &cqe, &completed);
+			if (status != IBGDA_TIMEOUT)
+				cq->completed = completed;
+		}
+		if (completed > index)
+			return IBGDA_OK;
+	}
+	return ibgda_wait_long<M>(cq, index, deadline_ns);
 }
 
 /*

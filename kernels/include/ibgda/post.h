@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * From a WQE to the NIC: reserve slots, write them, publish them. An exclusive QP is posted to by one thread, warp or block
- * at a time; a kernel that posts much may keep a copy of its ibgda_qp and ibgda_cq in registers and write them back when it
- * is done. How a shared QP does it is in shared.h.
+ * at a time; a kernel that posts much may keep a copy of its ibgda_qp and ibgda_cq in registers, each pointing to the other
+ * (send_cq, limit), and write them back when it is done. How a shared QP does it is in shared.h.
  *
  * Every half of the ring ends in a request with a completion and a doorbell, whatever the flags say: so a full ring has
  * room again in time.
@@ -15,14 +15,42 @@
 #include "ibgda/wqe.h"
 
 /*
- * Waits, for at most post_timeout_ns, until the ring has room for `slots`. Takes completions itself while it does: know a
- * request's fate by ibgda_wait, or keep fewer than the queue's depth under way, if you also poll the CQ.
+ * The slow path of a reservation of an exclusive QP: waits, for at most post_timeout_ns, until the ring has room for `slots`.
+ * Takes completions itself while it does: know a request's fate by ibgda_wait, or keep fewer than the queue's depth under
+ * way, if you also poll the CQ.
  */
-template <ibgda_u32 M> IBGDA_SLOW ibgda_status ibgda_wait_for_room(ibgda_qp *qp, ibgda_u32 slots)
+template <ibgda_u32 M> IBGDA_SLOW ibgda_status ibgda_make_room(ibgda_qp *qp, ibgda_u32 slots)
 {
-	ibgda_u64 deadline = qp->post_timeout_ns ? ibgda_clock_ns() + qp->post_timeout_ns : 0;
-	ibgda_status status = ibgda_wait_request<M>(qp->send_cq, qp->producer + slots - qp->send_depth - 1, deadline);
-	return status == IBGDA_TIMEOUT ? IBGDA_ERR_QUEUE_FULL : status;
+	ibgda_cq *cq = qp->send_cq;
+	if (slots > 1 && slots > ibgda_half(qp->send_depth))
+		return IBGDA_ERR_INVALID_ARGUMENT;
+	if (cq->error.status)
+		return static_cast<ibgda_status>(cq->error.status);
+	ibgda_u64 end = qp->producer + slots;
+	if (end > cq->completed + qp->send_depth) {
+		ibgda_u64 deadline = qp->post_timeout_ns ? ibgda_clock_ns() + qp->post_timeout_ns : 0;
+		ibgda_status status = ibgda_wait_request<M>(cq, end - qp->send_depth - 1, deadline);
+		if (status != IBGDA_OK)
+			return status == IBGDA_TIMEOUT ? IBGDA_ERR_QUEUE_FULL : status;
+	}
+	/* There is room; but an error that was met on the way stays one. */
+	if (cq->error.status)
+		return static_cast<ibgda_status>(cq->error.status);
+	qp->limit = cq->completed + qp->send_depth;
+	return IBGDA_OK;
+}
+
+/* Where an exclusive QP's poster is, and how far it may go. */
+IBGDA_FN void ibgda_where(const ibgda_qp *qp, ibgda_u64 *producer, ibgda_u64 *limit)
+{
+#if defined(__CUDACC__) && !defined(IBGDA_HOST)
+	ibgda_quad both = ibgda_load_own_pair(&qp->producer);
+	*producer = both.low;
+	*limit = both.high;
+#else
+	*producer = qp->producer;
+	*limit = qp->limit;
+#endif
 }
 
 /*
@@ -32,20 +60,16 @@ template <ibgda_u32 M> IBGDA_SLOW ibgda_status ibgda_wait_for_room(ibgda_qp *qp,
  */
 template <ibgda_u32 M = 0> IBGDA_FN ibgda_status ibgda_reserve(ibgda_qp *qp, ibgda_u64 *index, ibgda_u32 slots = 1)
 {
-	if (slots > 1 && slots > ibgda_half(qp))
-		return IBGDA_ERR_INVALID_ARGUMENT;
 	if (M & IBGDA_SHARED) {
-		if (!qp->ready)
-			return IBGDA_ERR_NO_QUEUE;
+		if (slots > 1 && slots > ibgda_half(qp->send_depth))
+			return IBGDA_ERR_INVALID_ARGUMENT;
 		bool alone;
-		return ibgda_shared_reserve<M>(qp, slots, index, &alone);
+		return ibgda_shared_reserve<M>(qp, ibgda_sq_of(qp), slots, index, &alone);
 	}
-	ibgda_known known = ibgda_look<M>(qp->send_cq);
-	ibgda_u64 producer = qp->producer;
-	if (known.error)
-		return known.error;
-	if (producer + slots - known.completed > qp->send_depth) {
-		ibgda_status status = ibgda_wait_for_room<M>(qp, slots);
+	ibgda_u64 producer, limit;
+	ibgda_where(qp, &producer, &limit);
+	if (producer + slots > limit) {
+		ibgda_status status = ibgda_make_room<M>(qp, slots);
 		if (status != IBGDA_OK)
 			return status;
 	}
@@ -64,8 +88,7 @@ template <ibgda_u32 M = 0> IBGDA_FN ibgda_status ibgda_reserve(ibgda_qp *qp, ibg
  */
 template <ibgda_u32 M = 0> IBGDA_FN ibgda_status ibgda_write_doorbell(ibgda_qp *qp, ibgda_u64 producer_index)
 {
-	ibgda_u32 *record = qp->doorbell_record + 1, qpn = qp->number;
-	ibgda_u64 *doorbell = qp->doorbell;
+	ibgda_sq sq = ibgda_sq_of(qp);
 	if (M & IBGDA_SHARED) {
 		if (producer_index > ibgda_load_shared(&qp->producer))
 			return IBGDA_ERR_INVALID_INDEX;
@@ -73,7 +96,7 @@ template <ibgda_u32 M = 0> IBGDA_FN ibgda_status ibgda_write_doorbell(ibgda_qp *
 		while (ibgda_load_shared(&qp->publisher) >> 2 < producer_index) {
 			ibgda_u64 written = ibgda_load_shared(&qp->unrung);
 			if (written >= producer_index) {
-				ibgda_shared_publish<M>(qp, record, doorbell, qpn, written);
+				ibgda_shared_publish<M>(qp, sq, written);
 				break;
 			}
 			if (ibgda_clock_ns() >= deadline)
@@ -88,20 +111,19 @@ template <ibgda_u32 M = 0> IBGDA_FN ibgda_status ibgda_write_doorbell(ibgda_qp *
 		return IBGDA_OK;
 	qp->rung = producer_index;
 	ibgda_release<M>();
-	ibgda_tell<M>(record, doorbell, qpn, producer_index);
+	ibgda_tell<M>(sq, producer_index);
 	return IBGDA_OK;
 }
 
 /* The same for a request that is rung alone: it goes along with its doorbell, and the NIC need not fetch it. */
-template <ibgda_u32 M> IBGDA_FN void ibgda_ring_blueflame(ibgda_qp *qp, ibgda_u64 producer_index, const ibgda_wqe &wqe)
+template <ibgda_u32 M> IBGDA_FN void ibgda_ring_blueflame(ibgda_qp *qp, const ibgda_sq &sq, ibgda_u64 producer_index, const ibgda_wqe &wqe)
 {
-	qp->rung = producer_index;
-	ibgda_release<M>();
-	ibgda_store_record(qp->doorbell_record + 1, ibgda_be32((ibgda_u32)(producer_index & 0xffff)));
-	ibgda_release<M>();
 	ibgda_u32 offset = qp->blueflame_offset;
 	qp->blueflame_offset = offset ^ qp->blueflame_bytes;
-	ibgda_store_blueflame(reinterpret_cast<ibgda_u8 *>(qp->doorbell) + offset, wqe.quad);
+	ibgda_release<M>();
+	ibgda_store_record(sq.record, ibgda_be32((ibgda_u32)(producer_index & 0xffff)));
+	ibgda_release<M>();
+	ibgda_store_blueflame(reinterpret_cast<ibgda_u8 *>(sq.doorbell) + offset, wqe.quad);
 }
 
 /*
@@ -111,29 +133,30 @@ template <ibgda_u32 M> IBGDA_FN void ibgda_ring_blueflame(ibgda_qp *qp, ibgda_u6
 template <ibgda_u32 M> IBGDA_FN void ibgda_publish(ibgda_qp *qp, ibgda_u64 index, ibgda_u32 slots, bool ring = true)
 {
 	static_assert(M & IBGDA_SHARED, "slots of an exclusive QP are published by ibgda_write_doorbell");
+	ibgda_sq sq = ibgda_sq_of(qp);
 	ibgda_acquire_release<M>();
-	ibgda_shared_ring<M>(qp, index, index + slots, false, ring);
+	ibgda_shared_ring<M>(qp, sq, index, index + slots, false, ring);
 }
 
 /*
  * The flags of request `index`, with a completion forced where two halves of the ring meet: a ring full of requests
  * without completions would never have room again.
  */
-IBGDA_FN ibgda_u32 ibgda_slot_flags(const ibgda_qp *qp, ibgda_u64 index, ibgda_u32 flags)
+IBGDA_PURE ibgda_u32 ibgda_slot_flags(ibgda_u32 depth, ibgda_u64 index, ibgda_u32 flags)
 {
-	return ((ibgda_u32)index + 1) & (ibgda_half(qp) - 1) ? flags : flags & ~IBGDA_UNSIGNALED;
+	return ((ibgda_u32)index + 1) & (ibgda_half(depth) - 1) ? flags : flags & ~IBGDA_UNSIGNALED;
 }
 
 /* Does a half of the ring end in slots [index, end)? Then a doorbell is due. */
-IBGDA_FN bool ibgda_half_ends(const ibgda_qp *qp, ibgda_u64 index, ibgda_u64 end)
+IBGDA_PURE bool ibgda_half_ends(ibgda_u32 depth, ibgda_u64 index, ibgda_u64 end)
 {
-	return (index ^ end) & ~(ibgda_u64)(ibgda_half(qp) - 1);
+	return (index ^ end) & ~(ibgda_u64)(ibgda_half(depth) - 1);
 }
 
 /* Writes a WQE into its slot, 16 bytes a store. */
-IBGDA_FN void ibgda_write_wqe(const ibgda_qp *qp, ibgda_u64 index, const ibgda_wqe &wqe)
+IBGDA_FN void ibgda_write_slot(const ibgda_sq &sq, ibgda_u64 index, const ibgda_wqe &wqe)
 {
-	ibgda_u8 *slot = qp->send_ring + (index & (qp->send_depth - 1)) * IBGDA_WQEBB_BYTES;
+	ibgda_u8 *slot = sq.ring + (index & (sq.depth - 1)) * IBGDA_WQEBB_BYTES;
 #ifdef __CUDACC__
 #pragma unroll
 #endif
@@ -142,107 +165,122 @@ IBGDA_FN void ibgda_write_wqe(const ibgda_qp *qp, ibgda_u64 index, const ibgda_w
 			ibgda_store_quad(slot + 16 * i, wqe.quad[i]);
 }
 
+/* The same for a slot that was reserved by ibgda_reserve. */
+IBGDA_FN void ibgda_write_wqe(const ibgda_qp *qp, ibgda_u64 index, const ibgda_wqe &wqe) { ibgda_write_slot(ibgda_sq_of(qp), index, wqe); }
+
 /* Of the last request of an exclusive QP: does a completion tell of it? */
-template <ibgda_u32 M> IBGDA_FN void ibgda_note_silent(ibgda_qp *qp, ibgda_u64 index, ibgda_u32 flags)
+template <ibgda_u32 M> IBGDA_FN void ibgda_note_silent(ibgda_qp *qp, ibgda_u32 depth, ibgda_u64 index, ibgda_u32 flags)
 {
-	if (!(M & IBGDA_SHARED) && (ibgda_slot_flags(qp, index, flags) & IBGDA_UNSIGNALED))
+	if (!(M & IBGDA_SHARED) && (ibgda_slot_flags(depth, index, flags) & IBGDA_UNSIGNALED))
 		qp->silent = index + 1;
 }
 
+/* Writes a request of N slots. */
+template <ibgda_u32 M, ibgda_u32 N, class Build>
+IBGDA_FN ibgda_wqe ibgda_write_request(const ibgda_sq &sq, ibgda_u64 index, ibgda_u32 flags, Build build)
+{
+	ibgda_wqe wqe;
+#ifdef __CUDACC__
+#pragma unroll
+#endif
+	for (ibgda_u32 k = 0; k < N; k++) {
+		ibgda_u32 asked = k + 1 < N ? flags | IBGDA_UNSIGNALED : flags;
+		wqe = build(k, index + k, ibgda_slot_flags(sq.depth, index + k, asked), sq.qpn);
+		ibgda_write_slot(sq, index + k, wqe);
+	}
+	return wqe;
+}
+
 /*
- * Posts a request of N slots, for each thread of the group: build(k, index, flags) is its WQE number k, for slot `index`.
- * Only the last has a completion, or where half of the ring ends. *request, when asked for, is the index of the last.
+ * Posts a request of N slots, for each thread of the group: build(k, index, flags, qpn) is its WQE number k, for slot
+ * `index`. Only the last has a completion, or where half of the ring ends. *request, when asked for, is the index of the
+ * last.
  */
 template <ibgda_u32 M, ibgda_u32 N, class Build>
 IBGDA_FN ibgda_status ibgda_post(ibgda_qp *qp, ibgda_u32 flags, ibgda_u64 *request, Build build)
 {
+	const ibgda_sq sq = ibgda_sq_of(qp);
 	if constexpr (!(M & (IBGDA_SHARED | IBGDA_SCOPES))) {
 		ibgda_u64 index;
 		ibgda_status status = ibgda_reserve<M>(qp, &index, N);
 		if (status != IBGDA_OK)
 			return status;
-		ibgda_wqe wqe;
-#ifdef __CUDACC__
-#pragma unroll
-#endif
-		for (ibgda_u32 k = 0; k < N; k++) {
-			wqe = build(k, index + k, ibgda_slot_flags(qp, index + k, k + 1 < N ? flags | IBGDA_UNSIGNALED : flags));
-			ibgda_write_wqe(qp, index + k, wqe);
-		}
-		index += N;
+		ibgda_wqe wqe = ibgda_write_request<M, N>(sq, index, flags, build);
+		ibgda_u64 end = index + N;
 		if (request)
-			*request = index - 1;
-		ibgda_note_silent<M>(qp, index - 1, flags);
-		if ((flags & IBGDA_NO_DOORBELL) && !ibgda_half_ends(qp, index - N, index))
+			*request = end - 1;
+		ibgda_note_silent<M>(qp, sq.depth, end - 1, flags);
+		if ((flags & IBGDA_NO_DOORBELL) && !ibgda_half_ends(sq.depth, index, end))
 			return IBGDA_OK;
 		if constexpr (M & IBGDA_BLUEFLAME) {
-			if (N == 1 && qp->blueflame_bytes && qp->rung + 1 == index) {
-				ibgda_ring_blueflame<M>(qp, index, wqe);
+			bool one = N == 1 && qp->blueflame_bytes && qp->rung + 1 == end;
+			qp->rung = end;
+			if (one) {
+				ibgda_ring_blueflame<M>(qp, sq, end, wqe);
 				return IBGDA_OK;
 			}
 		}
-		/* Read before the fence, which they would wait for. */
-		ibgda_u32 *record = qp->doorbell_record + 1, qpn = qp->number;
-		ibgda_u64 *doorbell = qp->doorbell;
-		qp->rung = index;
+		qp->rung = end;
 		ibgda_release<M>();
-		ibgda_tell<M>(record, doorbell, qpn, index);
+		ibgda_tell<M>(sq, end);
 		return IBGDA_OK;
 	} else {
+		/* Of an exclusive QP all read where it is, before the leader goes on: forming the group synchronises. */
+		ibgda_u64 producer = 0, limit = 0;
+		if (!(M & IBGDA_SHARED))
+			ibgda_where(qp, &producer, &limit);
 		ibgda_group group = ibgda_group_form<M>(qp, !(flags & IBGDA_SKIP));
-		/* How many requests fit into half of the ring: so many at a time. */
-		ibgda_u32 most = ibgda_half(qp) / N;
-		ibgda_status result = most && (!(M & IBGDA_SHARED) || qp->ready) ? IBGDA_OK :
-				      most				 ? IBGDA_ERR_NO_QUEUE :
-									   IBGDA_ERR_INVALID_ARGUMENT;
-		if (result != IBGDA_OK)
-			return result;
+		/* How many requests fit into half of the ring: so many at a time. A single WQE does, without a look. */
+		const ibgda_u32 most = group.count * N <= 1 ? 1 : ibgda_half(sq.depth) / N;
+		if (!most)
+			return IBGDA_ERR_INVALID_ARGUMENT;
+		ibgda_status result = IBGDA_OK;
 		for (ibgda_u32 done = 0; done < group.count; done += most) {
-			ibgda_u32 count = group.count - done < most ? group.count - done : most;
-			bool mine = !(flags & IBGDA_SKIP) && group.rank - done < count;
+			const ibgda_u32 count = group.count - done < most ? group.count - done : most;
+			const bool mine = !(flags & IBGDA_SKIP) && group.rank - done < count;
 			bool alone = false;
-			ibgda_u64 base = 0;
-			ibgda_status status = IBGDA_OK;
-			if (group.leads) {
-				if (M & IBGDA_SHARED)
-					status = ibgda_shared_reserve<M>(qp, count * N, &base, &alone);
-				else
-					status = ibgda_reserve<M>(qp, &base, count * N);
+			ibgda_u64 base = producer;
+			if ((M & IBGDA_SHARED) || producer + count * N > limit) {
+				ibgda_status status = IBGDA_OK;
+				if (group.leads)
+					status = M & IBGDA_SHARED ? ibgda_shared_reserve<M>(qp, sq, count * N, &base, &alone) :
+								    ibgda_make_room<M>(qp, count * N);
+				/* No index comes near the end of 64 bits: those are statuses. */
+				base = ibgda_group_share<M>(group, status == IBGDA_OK ? base : ~(ibgda_u64)status);
+				if (base > ~0x10000ull) {
+					if (mine)
+						result = static_cast<ibgda_status>(~base);
+					continue;
+				}
+				/* What there is room for now is at least this. */
+				limit = base + count * N;
 			}
-			/* No index comes near the end of 64 bits: those are statuses. */
-			base = ibgda_group_share<M>(group, status == IBGDA_OK ? base : ~(ibgda_u64)status);
-			if (base > ~0x10000ull) {
-				if (mine)
-					result = static_cast<ibgda_status>(~base);
-				continue;
-			}
-			bool ring = ibgda_group_any<M>(group, mine && !(flags & IBGDA_NO_DOORBELL)) ||
-				    ibgda_half_ends(qp, base, base + count * N);
+			const ibgda_u64 end = base + count * N;
+			producer = end;
+			const bool ring = ibgda_group_any<M>(group, mine && !(flags & IBGDA_NO_DOORBELL)) ||
+					  ibgda_half_ends(sq.depth, base, end);
 			alone = alone && ring;
+			if (group.leads && !(M & IBGDA_SHARED))
+				qp->producer = end;
 			if (alone)
 				ibgda_store_shared(&qp->publisher, base << 2 | IBGDA_BUSY);
 			if (mine) {
 				ibgda_u64 index = base + (ibgda_u64)(group.rank - done) * N;
-#ifdef __CUDACC__
-#pragma unroll
-#endif
-				for (ibgda_u32 k = 0; k < N; k++)
-					ibgda_write_wqe(qp, index + k, build(k, index + k, ibgda_slot_flags(qp, index + k, k + 1 < N ? flags | IBGDA_UNSIGNALED : flags)));
+				ibgda_write_request<M, N>(sq, index, flags, build);
 				if (request)
 					*request = index + N - 1;
 				if (group.rank - done == count - 1)
-					ibgda_note_silent<M>(qp, index + N - 1, flags);
+					ibgda_note_silent<M>(qp, sq.depth, index + N - 1, flags);
 			}
 			ibgda_group_sync<M>(group);
 			if (group.leads) {
-				ibgda_u64 end = base + count * N;
 				if (M & IBGDA_SHARED) {
 					ibgda_acquire_release<M>();
-					ibgda_shared_ring<M>(qp, base, end, alone, ring);
+					ibgda_shared_ring<M>(qp, sq, base, end, alone, ring);
 				} else if (ring) {
 					qp->rung = end;
 					ibgda_release<M>();
-					ibgda_tell<M>(qp->doorbell_record + 1, qp->doorbell, qp->number, end);
+					ibgda_tell<M>(sq, end);
 				}
 			}
 			ibgda_group_sync<M>(group);

@@ -24,6 +24,7 @@
 #define IBGDA_SHARED_H
 
 #include "ibgda/poll.h"
+#include "ibgda/wqe.h"
 
 #define IBGDA_BUSY 1ull
 #define IBGDA_TIRED 2ull
@@ -32,15 +33,50 @@
 /* How long a poster whose own patience is at an end waits for those behind him to take their reservations back. */
 #define IBGDA_UNWIND_NS 1000000000ull
 
-/* What may be reserved at a time. */
-IBGDA_PURE ibgda_u32 ibgda_half(const ibgda_qp *qp) { return qp->send_depth > 1 ? qp->send_depth / 2 : 1; }
+/*
+ * What of a QP is constant and a post needs: read at once, before the first fence, since each fence that acquires empties
+ * the L1.
+ */
+struct ibgda_sq {
+	ibgda_u8 *ring;
+	ibgda_u32 *record;
+	ibgda_u64 *doorbell;
+	ibgda_u64 *ready;
+	ibgda_u32 qpn, depth;
+};
 
-template <ibgda_u32 M> IBGDA_FN bool ibgda_shared_has_room(const ibgda_qp *qp, ibgda_u64 end, ibgda_u64 completed, ibgda_u64 publisher)
+IBGDA_FN ibgda_sq ibgda_sq_of(const ibgda_qp *qp)
 {
-	ibgda_u32 slots = IBGDA_READY_SLOTS(qp->send_depth);
-	/* What was not told cannot be complete, whatever a completion says. */
-	ibgda_u64 free = completed < publisher >> 2 ? completed : publisher >> 2;
-	return ((end + slots - 1) & ~(ibgda_u64)(slots - 1)) <= free + qp->send_depth;
+#if defined(__CUDACC__) && !defined(IBGDA_HOST)
+	ibgda_quad rings = ibgda_load_own_pair(&qp->send_ring), registers = ibgda_load_own_pair(&qp->doorbell_record);
+	ibgda_quad ready = ibgda_load_own_pair(&qp->ready), numbers = ibgda_load_own_pair(&qp->number);
+	return {reinterpret_cast<ibgda_u8 *>(rings.low), reinterpret_cast<ibgda_u32 *>(registers.low) + 1,
+		reinterpret_cast<ibgda_u64 *>(registers.high), reinterpret_cast<ibgda_u64 *>(ready.low), (ibgda_u32)numbers.low,
+		(ibgda_u32)(numbers.low >> 32)};
+#else
+	return {qp->send_ring, qp->doorbell_record + 1, qp->doorbell, qp->ready, qp->number, qp->send_depth};
+#endif
+}
+
+/* Half of the ring: what may be reserved at a time. */
+IBGDA_PURE ibgda_u32 ibgda_half(ibgda_u32 depth) { return depth > 1 ? depth / 2 : 1; }
+
+/*
+ * Raises the QP's limit to what is known now, and gives it. 0 stays 0: an error. What was not told cannot be complete,
+ * whatever a completion says.
+ */
+IBGDA_FN ibgda_u64 ibgda_shared_limit(ibgda_qp *qp, ibgda_u64 completed)
+{
+	ibgda_u64 told = ibgda_load_shared(&qp->publisher) >> 2, old = ibgda_load_shared(&qp->limit);
+	ibgda_u64 limit = (completed < told ? completed : told) + qp->send_depth;
+	limit &= ~(ibgda_u64)(IBGDA_READY_SLOTS(qp->send_depth) - 1);
+	while (old && old < limit) {
+		ibgda_u64 now = ibgda_atomic_cas(&qp->limit, old, limit);
+		if (now == old)
+			return limit;
+		old = now;
+	}
+	return old;
 }
 
 /*
@@ -56,8 +92,11 @@ template <ibgda_u32 M> IBGDA_SLOW ibgda_status ibgda_shared_wait_for_room(ibgda_
 		ibgda_known known = ibgda_look<M>(cq);
 		if (known.error)
 			return known.error;
-		if (ibgda_shared_has_room<M>(qp, end, known.completed, ibgda_load_shared(&qp->publisher)))
+		if (end <= ibgda_shared_limit(qp, known.completed))
 			return IBGDA_OK;
+		ibgda_cqe cqe;
+		if (ibgda_drain<M>(cq, &cqe, index, 64) != IBGDA_TIMEOUT)
+			continue;
 		ibgda_u64 now = ibgda_clock_ns();
 		if (now >= deadline) {
 			if (ibgda_atomic_cas(&qp->producer, end, index) == end)
@@ -67,9 +106,7 @@ template <ibgda_u32 M> IBGDA_SLOW ibgda_status ibgda_shared_wait_for_room(ibgda_
 				ibgda_unlock<M>(&cq->lock);
 			}
 		}
-		ibgda_cqe cqe;
-		if (ibgda_drain<M>(cq, &cqe, index, 64) == IBGDA_TIMEOUT)
-			ibgda_relax();
+		ibgda_relax();
 	}
 }
 
@@ -77,29 +114,17 @@ template <ibgda_u32 M> IBGDA_SLOW ibgda_status ibgda_shared_wait_for_room(ibgda_
  * Reserves `slots` slots, at most half of the ring. *alone: all before them was told and nobody is telling.
  */
 template <ibgda_u32 M>
-IBGDA_FN ibgda_status ibgda_shared_reserve(ibgda_qp *qp, ibgda_u32 slots, ibgda_u64 *index, bool *alone)
+IBGDA_FN ibgda_status ibgda_shared_reserve(ibgda_qp *qp, const ibgda_sq &sq, ibgda_u32 slots, ibgda_u64 *index, bool *alone)
 {
-	ibgda_cq *cq = qp->send_cq;
-	if (!qp->post_timeout_ns) {
-		/* No waiting: then a reservation must not be made in vain, except in a race. */
-		ibgda_known known = ibgda_look<M>(cq);
-		if (known.error)
-			return known.error;
-		ibgda_u64 end = ibgda_load_shared(&qp->producer) + slots;
-		if (!ibgda_shared_has_room<M>(qp, end, known.completed, ibgda_load_shared(&qp->publisher))) {
-			ibgda_cqe cqe;
-			ibgda_status status = ibgda_drain<M>(cq, &cqe, ~0ull, 64);
-			if (status != IBGDA_OK)
-				return status == IBGDA_TIMEOUT ? IBGDA_ERR_QUEUE_FULL : status;
-		}
-	}
 	/* The three are under way at the same time. */
 	ibgda_u64 at = ibgda_atomic_add(&qp->producer, slots);
-	ibgda_known known = ibgda_look<M>(cq);
-	ibgda_u64 publisher = ibgda_load_shared(&qp->publisher);
-	if (known.error)
-		return known.error;
-	if (!ibgda_shared_has_room<M>(qp, at + slots, known.completed, publisher)) {
+	ibgda_u64 limit = ibgda_load_shared(&qp->limit), publisher = ibgda_load_shared(&qp->publisher);
+	/* Not looked at before, when it would have to be waited for. */
+	if (!sq.ready) {
+		ibgda_atomic_add(&qp->producer, ~(ibgda_u64)slots + 1);
+		return IBGDA_ERR_NO_QUEUE;
+	}
+	if (at + slots > limit) {
 		ibgda_status status = ibgda_shared_wait_for_room<M>(qp, at, at + slots);
 		if (status != IBGDA_OK)
 			return status;
@@ -118,12 +143,12 @@ IBGDA_PURE ibgda_u64 ibgda_ready_bits(ibgda_u64 index, ibgda_u64 end, ibgda_u32 
 }
 
 /* Toggles bits of the word that slot `index` lies in; the word as it is then, with 1 for what was toggled in this lap. */
-IBGDA_FN ibgda_u64 ibgda_ready_toggle(const ibgda_qp *qp, ibgda_u64 index, ibgda_u64 bits)
+IBGDA_FN ibgda_u64 ibgda_ready_toggle(const ibgda_sq &sq, ibgda_u64 index, ibgda_u64 bits)
 {
-	ibgda_u32 slots = IBGDA_READY_SLOTS(qp->send_depth);
-	ibgda_u64 *word = qp->ready + ((ibgda_u32)index & (qp->send_depth - 1)) / slots;
+	ibgda_u32 slots = IBGDA_READY_SLOTS(sq.depth);
+	ibgda_u64 *word = sq.ready + ((ibgda_u32)index & (sq.depth - 1)) / slots;
 	ibgda_u64 now = ibgda_atomic_xor(word, bits) ^ bits;
-	return index & qp->send_depth ? ~now : now;
+	return index & sq.depth ? ~now : now;
 }
 
 /* One past the last of the slots that are ready in the word of slot `index`, from the word's first on. */
@@ -141,16 +166,16 @@ IBGDA_PURE ibgda_u64 ibgda_ready_end(ibgda_u64 index, ibgda_u64 now, ibgda_u32 s
  * Makes slots [index, end) ready. The end of the prefix that the caller has to publish; 0: none, another thread will. The
  * bits of the first word are set by the last xor, of which `now` is the result when it was done before.
  */
-IBGDA_FN ibgda_u64 ibgda_ready_prefix(const ibgda_qp *qp, ibgda_u64 index, ibgda_u64 now)
+IBGDA_FN ibgda_u64 ibgda_ready_prefix(const ibgda_sq &sq, ibgda_u64 index, ibgda_u64 now)
 {
-	ibgda_u32 slots = IBGDA_READY_SLOTS(qp->send_depth);
+	ibgda_u32 slots = IBGDA_READY_SLOTS(sq.depth);
 	if (!(now & IBGDA_READY_FIRST))
 		return 0;
 	ibgda_u64 end = ibgda_ready_end(index, now, slots);
 	if (end <= index)
 		return 0;
 	while (!(end & (slots - 1))) {
-		ibgda_u64 next = ibgda_ready_toggle(qp, end, IBGDA_READY_FIRST);
+		ibgda_u64 next = ibgda_ready_toggle(sq, end, IBGDA_READY_FIRST);
 		ibgda_u64 further = ibgda_ready_end(end, next, slots);
 		if (further == end)
 			break;
@@ -160,38 +185,37 @@ IBGDA_FN ibgda_u64 ibgda_ready_prefix(const ibgda_qp *qp, ibgda_u64 index, ibgda
 }
 
 /* The xors; the higher words first, so that the first one, whose result is returned, decides. */
-IBGDA_FN ibgda_u64 ibgda_ready_set(const ibgda_qp *qp, ibgda_u64 index, ibgda_u64 end)
+IBGDA_FN ibgda_u64 ibgda_ready_set(const ibgda_sq &sq, ibgda_u64 index, ibgda_u64 end)
 {
-	ibgda_u32 slots = IBGDA_READY_SLOTS(qp->send_depth);
+	ibgda_u32 slots = IBGDA_READY_SLOTS(sq.depth);
 	ibgda_u64 first_end = (index & ~(ibgda_u64)(slots - 1)) + slots;
 	while (end > first_end) {
 		ibgda_u64 from = (end - 1) & ~(ibgda_u64)(slots - 1);
-		ibgda_ready_toggle(qp, from, ibgda_ready_bits(from, end, slots));
+		ibgda_ready_toggle(sq, from, ibgda_ready_bits(from, end, slots));
 		end = from;
 	}
-	return ibgda_ready_toggle(qp, index, ibgda_ready_bits(index, end, slots));
+	return ibgda_ready_toggle(sq, index, ibgda_ready_bits(index, end, slots));
 }
 
 /* Record, fence, doorbell. Whatever must be seen before the record was fenced off. */
-template <ibgda_u32 M> IBGDA_FN void ibgda_tell(ibgda_u32 *record, ibgda_u64 *doorbell, ibgda_u32 qpn, ibgda_u64 end)
+template <ibgda_u32 M> IBGDA_FN void ibgda_tell(const ibgda_sq &sq, ibgda_u64 end)
 {
 	if (!(M & IBGDA_NO_RECORD)) {
-		ibgda_store_record(record, ibgda_be32((ibgda_u32)(end & 0xffff)));
+		ibgda_store_record(sq.record, ibgda_be32((ibgda_u32)(end & 0xffff)));
 		ibgda_release<M>();
 	}
-	ibgda_u64 value = (ibgda_u64)ibgda_be32(qpn << 8) << 32 | ibgda_be32((ibgda_u32)(end & 0xffff) << 8);
+	ibgda_u64 value = ibgda_doorbell_value(end, sq.qpn);
 	if (M & IBGDA_CPU_DOORBELL)
-		ibgda_store_word(doorbell, value);
+		ibgda_store_word(sq.doorbell, value);
 	else
-		ibgda_store_doorbell(doorbell, value);
+		ibgda_store_doorbell(sq.doorbell, value);
 }
 
 /*
  * Leaves the publisher's word as somebody who told the NIC of `told`; tells of what came meanwhile first. `word` is what
  * is in the word, if nothing came.
  */
-template <ibgda_u32 M>
-IBGDA_FN void ibgda_leave(ibgda_qp *qp, ibgda_u32 *record, ibgda_u64 *doorbell, ibgda_u32 qpn, ibgda_u64 told, ibgda_u64 word)
+template <ibgda_u32 M> IBGDA_FN void ibgda_leave(ibgda_qp *qp, const ibgda_sq &sq, ibgda_u64 told, ibgda_u64 word)
 {
 	for (ibgda_u32 rounds = 1;; rounds++) {
 		ibgda_u64 now = ibgda_atomic_cas(&qp->publisher, word, told << 2);
@@ -210,13 +234,12 @@ IBGDA_FN void ibgda_leave(ibgda_qp *qp, ibgda_u32 *record, ibgda_u64 *doorbell, 
 		}
 		told = word >> 2;
 		ibgda_acquire();
-		ibgda_tell<M>(record, doorbell, qpn, told);
+		ibgda_tell<M>(sq, told);
 	}
 }
 
 /* Publishes all slots below `end`, a prefix that the caller completed. */
-template <ibgda_u32 M>
-IBGDA_FN void ibgda_shared_publish(ibgda_qp *qp, ibgda_u32 *record, ibgda_u64 *doorbell, ibgda_u32 qpn, ibgda_u64 end)
+template <ibgda_u32 M> IBGDA_FN void ibgda_shared_publish(ibgda_qp *qp, const ibgda_sq &sq, ibgda_u64 end)
 {
 	ibgda_u64 word = end << 2 | IBGDA_BUSY;
 	ibgda_acquire_release<M>();
@@ -233,37 +256,35 @@ IBGDA_FN void ibgda_shared_publish(ibgda_qp *qp, ibgda_u32 *record, ibgda_u64 *d
 	ibgda_acquire();
 	/* If it was told before, by another who rang for the same slots, this one only has to leave. */
 	if (old >> 2 < end)
-		ibgda_tell<M>(record, doorbell, qpn, end);
-	ibgda_leave<M>(qp, record, doorbell, qpn, end, word);
+		ibgda_tell<M>(sq, end);
+	ibgda_leave<M>(qp, sq, end, word);
 }
 
 /*
  * Makes slots [index, end), which were written before the fence that the caller had, known to the NIC. `alone` as the
- * reservation said, if the caller then put end_of_told << 2 | IBGDA_BUSY into the publisher's word.
+ * reservation said, if the caller then put index << 2 | IBGDA_BUSY into the publisher's word.
  */
 template <ibgda_u32 M>
-IBGDA_FN void ibgda_shared_ring(ibgda_qp *qp, ibgda_u64 index, ibgda_u64 end, bool alone, bool ring)
+IBGDA_FN void ibgda_shared_ring(ibgda_qp *qp, const ibgda_sq &sq, ibgda_u64 index, ibgda_u64 end, bool alone, bool ring)
 {
-	ibgda_u32 *record = qp->doorbell_record + 1, qpn = qp->number;
-	ibgda_u64 *doorbell = qp->doorbell;
-	ibgda_u64 now = ibgda_ready_set(qp, index, end);
+	ibgda_u64 now = ibgda_ready_set(sq, index, end);
 	if (alone) {
 		/* While the xor is under way: whatever it shows, the slots before `end` are the prefix. */
-		ibgda_tell<M>(record, doorbell, qpn, end);
-		ibgda_u64 prefix = ibgda_ready_prefix(qp, index, now), word = index << 2 | IBGDA_BUSY;
+		ibgda_tell<M>(sq, end);
+		ibgda_u64 prefix = ibgda_ready_prefix(sq, index, now);
 		if (prefix > end) {
 			ibgda_acquire();
-			ibgda_tell<M>(record, doorbell, qpn, prefix);
+			ibgda_tell<M>(sq, prefix);
 		}
-		ibgda_leave<M>(qp, record, doorbell, qpn, prefix, word);
+		ibgda_leave<M>(qp, sq, prefix, index << 2 | IBGDA_BUSY);
 		return;
 	}
-	ibgda_u64 prefix = ibgda_ready_prefix(qp, index, now);
+	ibgda_u64 prefix = ibgda_ready_prefix(sq, index, now);
 	if (!prefix)
 		return;
 	/* Slots of others behind these: who wrote them counts on it that this thread rings. */
 	if (ring || prefix > end)
-		ibgda_shared_publish<M>(qp, record, doorbell, qpn, prefix);
+		ibgda_shared_publish<M>(qp, sq, prefix);
 	else
 		ibgda_atomic_max(&qp->unrung, prefix);
 }

@@ -170,18 +170,20 @@ struct ibgda_cq {
 	const ibgda_u64 *status_page;	/* the broker's, or null: not consulted */
 	ibgda_u64 *arm_doorbell;	/* the CQ register in the UAR page, or null: no events */
 	const ibgda_u32 *events;	/* counts the events of this CQ that the host took, or null */
+	ibgda_u64 *limit;		/* of a send CQ: the QP's, which an error makes 0; else null */
 	ibgda_u32 number;		/* CQN */
 	ibgda_u32 depth;		/* a power of two */
 	ibgda_u32 generation;		/* of the session when the queue was made */
 	/* The poller's own; of a shared QP, of whoever holds the lock. */
 	ibgda_u32 misses;		/* polls that found nothing: when to look at the status page */
-	ibgda_u32 lock;
-	ibgda_u32 reserved;
 	ibgda_u64 consumer;		/* completions taken */
 	ibgda_u64 fetching;		/* one past the last request without completion of its own that brings data */
 	/* Read together, in one load. */
 	ibgda_u64 completed;		/* work requests known complete: all below this index succeeded */
 	struct ibgda_error error;	/* the first error, latched */
+	ibgda_u32 lock;
+	ibgda_u32 reserved;
+	ibgda_u64 reserved64;
 };
 
 /*
@@ -208,14 +210,15 @@ struct ibgda_qp {
 	ibgda_u64 reserved64[5];
 	/* The poster's own. */
 	ibgda_u64 producer;		/* send slots reserved */
+	ibgda_u64 limit;		/* up to where they may be without a look at the CQ; at first send_depth; 0 after an error */
+	ibgda_u64 publisher;		/* shared: send slots the NIC is told of << 2 | tired << 1 | busy (shared.h) */
 	ibgda_u64 rung;			/* send slots the NIC was told of */
 	ibgda_u64 recv_producer;	/* receive slots posted */
-	ibgda_u64 publisher;		/* shared: send slots the NIC is told of << 2 | tired << 1 | busy (post.h) */
 	ibgda_u64 unrung;		/* shared: send slots that are written and wait for a doorbell */
 	ibgda_u32 blueflame_offset;	/* of the BlueFlame buffer that is next: 0 or blueflame_bytes */
 	ibgda_u32 recv_lock;
 	ibgda_u64 silent;		/* exclusive: one past the last request without a completion of its own */
-	ibgda_u64 reserved_own[9];
+	ibgda_u64 reserved_own[8];
 };
 
 /* Slots of a shared QP whose state is in one word of `ready`: a quarter of the ring, at most 32. */

@@ -46,8 +46,8 @@ IBGDA_FN ibgda_status ibgda_put(ibgda_qp *qp, ibgda_u64 remote, ibgda_u32 rkey, 
 				ibgda_u32 bytes, ibgda_u32 flags = 0, ibgda_u64 *request = nullptr)
 {
 	ibgda_status found = ibgda_either(ibgda_check_local(local, lkey, bytes), ibgda_check_remote(remote, rkey, bytes, 1));
-	return ibgda_checked_post<M, 1>(qp, found, flags, request, [&](ibgda_u32, ibgda_u64 index, ibgda_u32 slot_flags) {
-		return ibgda_wqe_write(IBGDA_OP_RDMA_WRITE, index, qp->number, remote, rkey, local, lkey, bytes, 0, slot_flags);
+	return ibgda_checked_post<M, 1>(qp, found, flags, request, [&](ibgda_u32, ibgda_u64 index, ibgda_u32 slot_flags, ibgda_u32 qpn) {
+		return ibgda_wqe_write(IBGDA_OP_RDMA_WRITE, index, qpn, remote, rkey, local, lkey, bytes, 0, slot_flags);
 	});
 }
 
@@ -57,8 +57,8 @@ IBGDA_FN ibgda_status ibgda_put_imm(ibgda_qp *qp, ibgda_u64 remote, ibgda_u32 rk
 				    ibgda_u32 bytes, ibgda_u32 immediate, ibgda_u32 flags = 0, ibgda_u64 *request = nullptr)
 {
 	ibgda_status found = ibgda_either(ibgda_check_local(local, lkey, bytes), ibgda_check_remote(remote, rkey, bytes, 1));
-	return ibgda_checked_post<M, 1>(qp, found, flags, request, [&](ibgda_u32, ibgda_u64 index, ibgda_u32 slot_flags) {
-		return ibgda_wqe_write(IBGDA_OP_RDMA_WRITE_IMM, index, qp->number, remote, rkey, local, lkey, bytes, immediate,
+	return ibgda_checked_post<M, 1>(qp, found, flags, request, [&](ibgda_u32, ibgda_u64 index, ibgda_u32 slot_flags, ibgda_u32 qpn) {
+		return ibgda_wqe_write(IBGDA_OP_RDMA_WRITE_IMM, index, qpn, remote, rkey, local, lkey, bytes, immediate,
 				       slot_flags);
 	});
 }
@@ -69,8 +69,8 @@ IBGDA_FN ibgda_status ibgda_put_inline(ibgda_qp *qp, ibgda_u64 remote, ibgda_u32
 				       ibgda_u32 flags = 0, ibgda_u64 *request = nullptr)
 {
 	ibgda_status found = ibgda_either(ibgda_check_inline(bytes), ibgda_check_remote(remote, rkey, bytes, 1));
-	return ibgda_checked_post<M, 1>(qp, found, flags, request, [&](ibgda_u32, ibgda_u64 index, ibgda_u32 slot_flags) {
-		return ibgda_wqe_write_inline(index, qp->number, remote, rkey, data, bytes, slot_flags);
+	return ibgda_checked_post<M, 1>(qp, found, flags, request, [&](ibgda_u32, ibgda_u64 index, ibgda_u32 slot_flags, ibgda_u32 qpn) {
+		return ibgda_wqe_write_inline(index, qpn, remote, rkey, data, bytes, slot_flags);
 	});
 }
 
@@ -88,8 +88,8 @@ IBGDA_FN ibgda_status ibgda_put_value(ibgda_qp *qp, ibgda_u64 remote, ibgda_u32 
 	__builtin_memcpy(&word, &value, sizeof(T));
 #endif
 	return ibgda_checked_post<M, 1>(qp, ibgda_check_remote(remote, rkey, sizeof(T), 1), flags, request,
-					[&](ibgda_u32, ibgda_u64 index, ibgda_u32 slot_flags) {
-						return ibgda_wqe_write_value(index, qp->number, remote, rkey, word, sizeof(T), slot_flags);
+					[&](ibgda_u32, ibgda_u64 index, ibgda_u32 slot_flags, ibgda_u32 qpn) {
+						return ibgda_wqe_write_value(index, qpn, remote, rkey, word, sizeof(T), slot_flags);
 					});
 }
 
@@ -103,15 +103,15 @@ IBGDA_FN ibgda_status ibgda_get(ibgda_qp *qp, ibgda_u64 local, ibgda_u32 lkey, i
 {
 	ibgda_status found = ibgda_either(ibgda_check_local(local, lkey, bytes), ibgda_check_remote(remote, rkey, bytes, 1));
 	if ((flags & IBGDA_FLUSH) && bytes)
-		return ibgda_checked_post<M, 2>(qp, found, flags, request, [&](ibgda_u32 k, ibgda_u64 index, ibgda_u32 slot_flags) {
+		return ibgda_checked_post<M, 2>(qp, found, flags, request, [&](ibgda_u32 k, ibgda_u64 index, ibgda_u32 slot_flags, ibgda_u32 qpn) {
 			ibgda_note_fetch<M>(qp, index, IBGDA_UNSIGNALED);
 			/* The last byte: PCIe keeps the order of what was written before it. */
-			return k ? ibgda_wqe_dump(index, qp->number, local + bytes - 1, lkey, 1, slot_flags | IBGDA_FENCED) :
-				   ibgda_wqe_read(index, qp->number, remote, rkey, local, lkey, bytes, slot_flags);
+			return k ? ibgda_wqe_dump(index, qpn, local + bytes - 1, lkey, 1, slot_flags | IBGDA_FENCED) :
+				   ibgda_wqe_read(index, qpn, remote, rkey, local, lkey, bytes, slot_flags);
 		});
-	return ibgda_checked_post<M, 1>(qp, found, flags, request, [&](ibgda_u32, ibgda_u64 index, ibgda_u32 slot_flags) {
+	return ibgda_checked_post<M, 1>(qp, found, flags, request, [&](ibgda_u32, ibgda_u64 index, ibgda_u32 slot_flags, ibgda_u32 qpn) {
 		ibgda_note_fetch<M>(qp, index, slot_flags);
-		return ibgda_wqe_read(index, qp->number, remote, rkey, local, lkey, bytes, slot_flags);
+		return ibgda_wqe_read(index, qpn, remote, rkey, local, lkey, bytes, slot_flags);
 	});
 }
 
@@ -121,8 +121,8 @@ IBGDA_FN ibgda_status ibgda_send(ibgda_qp *qp, ibgda_u64 local, ibgda_u32 lkey, 
 				 ibgda_u64 *request = nullptr)
 {
 	return ibgda_checked_post<M, 1>(qp, ibgda_check_local(local, lkey, bytes), flags, request,
-					[&](ibgda_u32, ibgda_u64 index, ibgda_u32 slot_flags) {
-						return ibgda_wqe_send(IBGDA_OP_SEND, index, qp->number, local, lkey, bytes, 0, slot_flags);
+					[&](ibgda_u32, ibgda_u64 index, ibgda_u32 slot_flags, ibgda_u32 qpn) {
+						return ibgda_wqe_send(IBGDA_OP_SEND, index, qpn, local, lkey, bytes, 0, slot_flags);
 					});
 }
 
@@ -132,8 +132,8 @@ IBGDA_FN ibgda_status ibgda_send_imm(ibgda_qp *qp, ibgda_u64 local, ibgda_u32 lk
 				     ibgda_u32 flags = 0, ibgda_u64 *request = nullptr)
 {
 	return ibgda_checked_post<M, 1>(qp, ibgda_check_local(local, lkey, bytes), flags, request,
-					[&](ibgda_u32, ibgda_u64 index, ibgda_u32 slot_flags) {
-						return ibgda_wqe_send(IBGDA_OP_SEND_IMM, index, qp->number, local, lkey, bytes,
+					[&](ibgda_u32, ibgda_u64 index, ibgda_u32 slot_flags, ibgda_u32 qpn) {
+						return ibgda_wqe_send(IBGDA_OP_SEND_IMM, index, qpn, local, lkey, bytes,
 								      immediate, slot_flags);
 					});
 }
@@ -144,8 +144,8 @@ IBGDA_FN ibgda_status ibgda_send_inval(ibgda_qp *qp, ibgda_u64 local, ibgda_u32 
 				       ibgda_u32 flags = 0, ibgda_u64 *request = nullptr)
 {
 	return ibgda_checked_post<M, 1>(qp, ibgda_check_local(local, lkey, bytes), flags, request,
-					[&](ibgda_u32, ibgda_u64 index, ibgda_u32 slot_flags) {
-						return ibgda_wqe_send(IBGDA_OP_SEND_INVAL, index, qp->number, local, lkey, bytes, rkey,
+					[&](ibgda_u32, ibgda_u64 index, ibgda_u32 slot_flags, ibgda_u32 qpn) {
+						return ibgda_wqe_send(IBGDA_OP_SEND_INVAL, index, qpn, local, lkey, bytes, rkey,
 								      slot_flags);
 					});
 }
@@ -157,14 +157,14 @@ IBGDA_FN ibgda_status ibgda_post_atomic(ibgda_qp *qp, ibgda_u64 remote, ibgda_u3
 {
 	ibgda_status found = ibgda_either(ibgda_check_local(local, lkey, bytes), ibgda_check_remote(remote, rkey, bytes, bytes));
 	if (flags & IBGDA_FLUSH)
-		return ibgda_checked_post<M, 2>(qp, found, flags, request, [&](ibgda_u32 k, ibgda_u64 index, ibgda_u32 slot_flags) {
+		return ibgda_checked_post<M, 2>(qp, found, flags, request, [&](ibgda_u32 k, ibgda_u64 index, ibgda_u32 slot_flags, ibgda_u32 qpn) {
 			ibgda_note_fetch<M>(qp, index, IBGDA_UNSIGNALED);
-			return k ? ibgda_wqe_dump(index, qp->number, local, lkey, bytes, slot_flags | IBGDA_FENCED) :
-				   build(index, slot_flags);
+			return k ? ibgda_wqe_dump(index, qpn, local, lkey, bytes, slot_flags | IBGDA_FENCED) :
+				   build(index, slot_flags, qpn);
 		});
-	return ibgda_checked_post<M, 1>(qp, found, flags, request, [&](ibgda_u32, ibgda_u64 index, ibgda_u32 slot_flags) {
+	return ibgda_checked_post<M, 1>(qp, found, flags, request, [&](ibgda_u32, ibgda_u64 index, ibgda_u32 slot_flags, ibgda_u32 qpn) {
 		ibgda_note_fetch<M>(qp, index, slot_flags);
-		return build(index, slot_flags);
+		return build(index, slot_flags, qpn);
 	});
 }
 
@@ -173,8 +173,8 @@ template <ibgda_u32 M = 0>
 IBGDA_FN ibgda_status ibgda_fetch_add(ibgda_qp *qp, ibgda_u64 remote, ibgda_u32 rkey, ibgda_u64 local, ibgda_u32 lkey,
 				      ibgda_u64 add, ibgda_u32 flags = 0, ibgda_u64 *request = nullptr)
 {
-	return ibgda_post_atomic<M>(qp, remote, rkey, local, lkey, 8, flags, request, [&](ibgda_u64 index, ibgda_u32 slot_flags) {
-		return ibgda_wqe_fetch_add(index, qp->number, remote, rkey, local, lkey, add, slot_flags);
+	return ibgda_post_atomic<M>(qp, remote, rkey, local, lkey, 8, flags, request, [&](ibgda_u64 index, ibgda_u32 slot_flags, ibgda_u32 qpn) {
+		return ibgda_wqe_fetch_add(index, qpn, remote, rkey, local, lkey, add, slot_flags);
 	});
 }
 
@@ -184,8 +184,8 @@ IBGDA_FN ibgda_status ibgda_compare_swap(ibgda_qp *qp, ibgda_u64 remote, ibgda_u
 					 ibgda_u64 compare, ibgda_u64 swap, ibgda_u32 flags = 0,
 					 ibgda_u64 *request = nullptr)
 {
-	return ibgda_post_atomic<M>(qp, remote, rkey, local, lkey, 8, flags, request, [&](ibgda_u64 index, ibgda_u32 slot_flags) {
-		return ibgda_wqe_compare_swap(index, qp->number, remote, rkey, local, lkey, compare, swap, slot_flags);
+	return ibgda_post_atomic<M>(qp, remote, rkey, local, lkey, 8, flags, request, [&](ibgda_u64 index, ibgda_u32 slot_flags, ibgda_u32 qpn) {
+		return ibgda_wqe_compare_swap(index, qpn, remote, rkey, local, lkey, compare, swap, slot_flags);
 	});
 }
 
@@ -194,8 +194,8 @@ template <ibgda_u32 M = 0>
 IBGDA_FN ibgda_status ibgda_fetch_add32(ibgda_qp *qp, ibgda_u64 remote, ibgda_u32 rkey, ibgda_u64 local, ibgda_u32 lkey,
 					ibgda_u32 add, ibgda_u32 flags = 0, ibgda_u64 *request = nullptr)
 {
-	return ibgda_post_atomic<M>(qp, remote, rkey, local, lkey, 4, flags, request, [&](ibgda_u64 index, ibgda_u32 slot_flags) {
-		return ibgda_wqe_fetch_add32(index, qp->number, remote, rkey, local, lkey, add, slot_flags);
+	return ibgda_post_atomic<M>(qp, remote, rkey, local, lkey, 4, flags, request, [&](ibgda_u64 index, ibgda_u32 slot_flags, ibgda_u32 qpn) {
+		return ibgda_wqe_fetch_add32(index, qpn, remote, rkey, local, lkey, add, slot_flags);
 	});
 }
 
@@ -205,8 +205,8 @@ IBGDA_FN ibgda_status ibgda_compare_swap32(ibgda_qp *qp, ibgda_u64 remote, ibgda
 					   ibgda_u32 compare, ibgda_u32 swap, ibgda_u32 flags = 0,
 					   ibgda_u64 *request = nullptr)
 {
-	return ibgda_post_atomic<M>(qp, remote, rkey, local, lkey, 4, flags, request, [&](ibgda_u64 index, ibgda_u32 slot_flags) {
-		return ibgda_wqe_compare_swap32(index, qp->number, remote, rkey, local, lkey, compare, swap, slot_flags);
+	return ibgda_post_atomic<M>(qp, remote, rkey, local, lkey, 4, flags, request, [&](ibgda_u64 index, ibgda_u32 slot_flags, ibgda_u32 qpn) {
+		return ibgda_wqe_compare_swap32(index, qpn, remote, rkey, local, lkey, compare, swap, slot_flags);
 	});
 }
 
@@ -219,8 +219,8 @@ IBGDA_FN ibgda_status ibgda_signal(ibgda_qp *qp, ibgda_u64 remote, ibgda_u32 rke
 				   ibgda_u64 *request = nullptr)
 {
 	return ibgda_checked_post<M, 1>(qp, ibgda_check_remote(remote, rkey, 8, 8), flags, request,
-					[&](ibgda_u32, ibgda_u64 index, ibgda_u32 slot_flags) {
-						return ibgda_wqe_write_value(index, qp->number, remote, rkey, value, 8, slot_flags);
+					[&](ibgda_u32, ibgda_u64 index, ibgda_u32 slot_flags, ibgda_u32 qpn) {
+						return ibgda_wqe_write_value(index, qpn, remote, rkey, value, 8, slot_flags);
 					});
 }
 
@@ -235,9 +235,9 @@ IBGDA_FN ibgda_status ibgda_put_signal(ibgda_qp *qp, ibgda_u64 remote, ibgda_u32
 {
 	ibgda_status found = ibgda_either(ibgda_check_local(local, lkey, bytes), ibgda_check_remote(remote, rkey, bytes, 1));
 	found = ibgda_either(found, ibgda_check_remote(signal, signal_rkey, 8, 8));
-	return ibgda_checked_post<M, 2>(qp, found, flags, request, [&](ibgda_u32 k, ibgda_u64 index, ibgda_u32 slot_flags) {
-		return k ? ibgda_wqe_write_value(index, qp->number, signal, signal_rkey, value, 8, slot_flags) :
-			   ibgda_wqe_write(IBGDA_OP_RDMA_WRITE, index, qp->number, remote, rkey, local, lkey, bytes, 0, slot_flags);
+	return ibgda_checked_post<M, 2>(qp, found, flags, request, [&](ibgda_u32 k, ibgda_u64 index, ibgda_u32 slot_flags, ibgda_u32 qpn) {
+		return k ? ibgda_wqe_write_value(index, qpn, signal, signal_rkey, value, 8, slot_flags) :
+			   ibgda_wqe_write(IBGDA_OP_RDMA_WRITE, index, qpn, remote, rkey, local, lkey, bytes, 0, slot_flags);
 	});
 }
 
@@ -249,9 +249,9 @@ IBGDA_FN ibgda_status ibgda_put_signal_add(ibgda_qp *qp, ibgda_u64 remote, ibgda
 {
 	ibgda_status found = ibgda_either(ibgda_check_local(local, lkey, bytes), ibgda_check_remote(remote, rkey, bytes, 1));
 	found = ibgda_either(found, ibgda_check_remote(signal, signal_rkey, 8, 8));
-	return ibgda_checked_post<M, 2>(qp, found, flags, request, [&](ibgda_u32 k, ibgda_u64 index, ibgda_u32 slot_flags) {
-		return k ? ibgda_wqe_fetch_add(index, qp->number, signal, signal_rkey, scratch, lkey, add, slot_flags) :
-			   ibgda_wqe_write(IBGDA_OP_RDMA_WRITE, index, qp->number, remote, rkey, local, lkey, bytes, 0, slot_flags);
+	return ibgda_checked_post<M, 2>(qp, found, flags, request, [&](ibgda_u32 k, ibgda_u64 index, ibgda_u32 slot_flags, ibgda_u32 qpn) {
+		return k ? ibgda_wqe_fetch_add(index, qpn, signal, signal_rkey, scratch, lkey, add, slot_flags) :
+			   ibgda_wqe_write(IBGDA_OP_RDMA_WRITE, index, qpn, remote, rkey, local, lkey, bytes, 0, slot_flags);
 	});
 }
 
@@ -262,8 +262,8 @@ IBGDA_FN ibgda_status ibgda_put_signal_add(ibgda_qp *qp, ibgda_u64 remote, ibgda
 template <ibgda_u32 M = 0> IBGDA_FN ibgda_status ibgda_fence(ibgda_qp *qp)
 {
 	return ibgda_checked_post<M, 1>(qp, IBGDA_OK, IBGDA_UNSIGNALED | IBGDA_NO_DOORBELL, nullptr,
-					[&](ibgda_u32, ibgda_u64 index, ibgda_u32 slot_flags) {
-						return ibgda_wqe_nop(index, qp->number, slot_flags | IBGDA_FENCED);
+					[&](ibgda_u32, ibgda_u64 index, ibgda_u32 slot_flags, ibgda_u32 qpn) {
+						return ibgda_wqe_nop(index, qpn, slot_flags | IBGDA_FENCED);
 					});
 }
 
@@ -358,10 +358,21 @@ template <ibgda_u32 M, class Call> IBGDA_FN ibgda_status ibgda_once(const ibgda_
 template <ibgda_u32 M = 0> IBGDA_FN ibgda_status ibgda_wait(ibgda_qp *qp, ibgda_u64 request, ibgda_u64 deadline_ns)
 {
 	return ibgda_once<M>(qp, request, [&](ibgda_u64 latest) {
-		/* What is known complete was posted. */
-		if (ibgda_look<M>(qp->send_cq).completed <= latest && latest >= ibgda_posted<M>(qp))
+		ibgda_cq *cq = qp->send_cq;
+		const ibgda_u32 depth = qp->send_depth;
+		ibgda_u64 posted = ibgda_posted<M>(qp), limit = M & IBGDA_SHARED ? ibgda_load_shared(&qp->limit) : qp->limit;
+		/* The limit is a ring ahead of what is known complete. */
+		if (latest < posted && latest + depth < limit) {
+			if (M & IBGDA_SHARED)
+				ibgda_acquire();
+			return IBGDA_OK;
+		}
+		if (latest >= posted)
 			return IBGDA_ERR_INVALID_INDEX;
-		return ibgda_wait_request<M>(qp->send_cq, latest, deadline_ns);
+		ibgda_status status = ibgda_wait_request<M>(cq, latest, deadline_ns);
+		if (status == IBGDA_OK && !(M & IBGDA_SHARED) && !cq->error.status)
+			qp->limit = cq->completed + depth;
+		return status;
 	});
 }
 
@@ -378,8 +389,8 @@ template <ibgda_u32 M = 0> IBGDA_FN ibgda_status ibgda_quiet(ibgda_qp *qp, ibgda
 		ibgda_u64 last = posted - 1;
 		ibgda_status status;
 		if ((M & IBGDA_SHARED) || qp->silent == posted)
-			status = ibgda_post<M & ~IBGDA_SCOPES, 1>(qp, 0, &last, [&](ibgda_u32, ibgda_u64 index, ibgda_u32 slot_flags) {
-				return ibgda_wqe_nop(index, qp->number, slot_flags);
+			status = ibgda_post<M & ~IBGDA_SCOPES, 1>(qp, 0, &last, [&](ibgda_u32, ibgda_u64 index, ibgda_u32 slot_flags, ibgda_u32 qpn) {
+				return ibgda_wqe_nop(index, qpn, slot_flags);
 			});
 		else
 			status = ibgda_write_doorbell<M>(qp, posted);

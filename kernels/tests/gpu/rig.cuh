@@ -140,11 +140,13 @@ struct Rig {
 		cq.number = made.send_cqn;
 		cq.depth = depth;
 		cq.generation = 1;
+		cq.limit = &((ibgda_qp *)device)->limit;
 		must(cudaMemcpy(cqs, &cq, sizeof cq, cudaMemcpyHostToDevice), "cudaMemcpy");
 		cq.ring = (const ibgda_u8 *)made.recv_cq_ring;
 		cq.doorbell_record = (ibgda_u32 *)made.recv_cq_record;
 		cq.number = made.recv_cqn;
 		cq.depth = recv_depth;
+		cq.limit = nullptr;
 		must(cudaMemcpy(cqs + 1, &cq, sizeof cq, cudaMemcpyHostToDevice), "cudaMemcpy");
 		must(cudaMemcpy(ready, &first, sizeof first, cudaMemcpyHostToDevice), "cudaMemcpy");
 		ibgda_qp qp = {};
@@ -157,6 +159,7 @@ struct Rig {
 		qp.ready = ready;
 		qp.number = made.qpn;
 		qp.send_depth = depth;
+		qp.limit = depth;
 		qp.recv_depth = recv_depth;
 		qp.mode = mode;
 		qp.post_timeout_ns = post_timeout;

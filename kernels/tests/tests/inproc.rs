@@ -39,7 +39,8 @@ impl Side {
             cq(qp.send_cq_ring, qp.send_cq_record, qp.send_cqn, send),
             cq(qp.recv_cq_ring, qp.recv_cq_record, qp.recv_cqn, recv.max(1)),
         ];
-        let handle = Box::new(ibgda_qp {
+        let mut handle = Box::new(ibgda_qp {
+            limit: send.into(),
             send_ring: qp.send_ring as *mut u8,
             recv_ring: qp.recv_ring as *mut u8,
             doorbell_record: qp.record as *mut u32,
@@ -52,6 +53,7 @@ impl Side {
             post_timeout_ns: PATIENCE,
             ..Default::default()
         });
+        cqs[0].limit = &mut handle.limit;
         Self {
             qp,
             handle,

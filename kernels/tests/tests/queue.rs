@@ -68,7 +68,8 @@ impl Rig {
             completed: first,
             ..Default::default()
         });
-        let qp = Box::new(ibgda_qp {
+        let mut qp = Box::new(ibgda_qp {
+            limit: first + u64::from(self.depth),
             send_ring: self.send_ring.as_ptr().cast::<u8>().cast_mut(),
             doorbell_record: self.records.as_ptr().cast::<u32>().cast_mut(),
             doorbell: ptr::from_ref(&*self.doorbell).cast::<u64>().cast_mut(),
@@ -79,6 +80,7 @@ impl Rig {
             rung: first,
             ..Default::default()
         });
+        cq.limit = &mut qp.limit;
         Side {
             cq,
             qp,

@@ -39,6 +39,8 @@ struct Rig {
 		qp.send_depth = DEPTH;
 		qp.mode = mode;
 		qp.blueflame_bytes = BUFFER;
+		qp.limit = DEPTH;
+		cq.limit = &qp.limit;
 	}
 
 	ibgda_u32 word(ibgda_u64 slot, int i) const
@@ -123,7 +125,6 @@ void events()
 	bool good = ibgda_wait_for_cq_event(&rig.cq, ibgda_clock_ns() + 1000000) == IBGDA_TIMEOUT;
 	/* Serial number: the events so far, of which two bits; consumer index 0; CQN. */
 	good &= ibgda_be32(rig.cq_records[1]) == 2u << 28 && rig.arm == ((ibgda_u64)ibgda_be32(0x123) << 32 | ibgda_be32(2u << 28));
-	/* Before the thread is there, which would take the arming above for one that it has to answer. */
 	rig.arm = 0;
 	std::thread host([&] {
 		while (!__atomic_load_n(&rig.arm, __ATOMIC_ACQUIRE))

@@ -46,6 +46,8 @@ public:
 		qp.send_cq = &cq;
 		qp.number = 0x4a;
 		qp.send_depth = depth;
+		qp.limit = depth;
+		cq.limit = &qp.limit;
 		qp.post_timeout_ns = 60000000000ull;
 		thread = std::thread([this] { run(); });
 	}

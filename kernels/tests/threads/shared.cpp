@@ -72,6 +72,8 @@ struct Rig {
 		qp.mode = IBGDA_SHARED | (collapsed ? IBGDA_COLLAPSED : 0);
 		qp.producer = first;
 		qp.publisher = first << 2;
+		qp.limit = (first + depth) & ~(ibgda_u64)(slots - 1);
+		cq.limit = &qp.limit;
 		records[1] = ibgda_be32((ibgda_u32)first & 0xffff);
 	}
 
