@@ -233,7 +233,7 @@ template <ibgda_u32 M> IBGDA_FN void ibgda_leave(ibgda_qp *qp, const ibgda_sq &s
 			word = now == word ? word | IBGDA_TIRED : now;
 		}
 		told = word >> 2;
-		ibgda_acquire();
+		ibgda_acquire_release<M>();
 		ibgda_tell<M>(sq, told);
 	}
 }
@@ -253,11 +253,39 @@ template <ibgda_u32 M> IBGDA_FN void ibgda_shared_publish(ibgda_qp *qp, const ib
 		while (ibgda_load_shared(&qp->rung) < old >> 2)
 			ibgda_relax();
 	}
-	ibgda_acquire();
+	ibgda_acquire_release<M>();
 	/* If it was told before, by another who rang for the same slots, this one only has to leave. */
 	if (old >> 2 < end)
 		ibgda_tell<M>(sq, end);
 	ibgda_leave<M>(qp, sq, end, word);
+}
+
+/*
+ * The usual case in few instructions: slots of one word, which they do not fill, of a poster who is alone, and still is when
+ * he has told. False: nothing was done.
+ */
+template <ibgda_u32 M> IBGDA_FN bool ibgda_shared_ring_alone(ibgda_qp *qp, const ibgda_sq &sq, ibgda_u64 index, ibgda_u64 end)
+{
+	const ibgda_u32 slots = IBGDA_READY_SLOTS(sq.depth), count = (ibgda_u32)(end - index), at = (ibgda_u32)index & (slots - 1);
+	if (at + count >= slots)
+		return false;
+	const ibgda_u32 before = (1u << at) - 1, bits = ((1u << count) - 1) << at;
+	const ibgda_u32 all = slots == 32 ? ~0u : (1u << slots) - 1;
+	ibgda_u64 *word = sq.ready + ((ibgda_u32)index & (sq.depth - 1)) / slots;
+	/* The word if only what is before these slots is ready: as it is, or in an odd lap the other way round. */
+	const ibgda_u64 usual = (ibgda_u32)index & sq.depth ? all ^ before : IBGDA_READY_FIRST | before;
+	const ibgda_u64 old = ibgda_atomic_xor(word, bits), busy = index << 2 | IBGDA_BUSY;
+	ibgda_tell<M>(sq, end);
+	if (old == usual && ibgda_atomic_cas(&qp->publisher, busy, end << 2) == busy)
+		return true;
+	/* Others came. */
+	ibgda_u64 now = old ^ bits, prefix = ibgda_ready_prefix(sq, index, (ibgda_u32)index & sq.depth ? ~now : now);
+	if (prefix > end) {
+		ibgda_acquire_release<M>();
+		ibgda_tell<M>(sq, prefix);
+	}
+	ibgda_leave<M>(qp, sq, prefix, busy);
+	return true;
 }
 
 /*
@@ -267,13 +295,15 @@ template <ibgda_u32 M> IBGDA_FN void ibgda_shared_publish(ibgda_qp *qp, const ib
 template <ibgda_u32 M>
 IBGDA_FN void ibgda_shared_ring(ibgda_qp *qp, const ibgda_sq &sq, ibgda_u64 index, ibgda_u64 end, bool alone, bool ring)
 {
+	if (alone && ibgda_shared_ring_alone<M>(qp, sq, index, end))
+		return;
 	ibgda_u64 now = ibgda_ready_set(sq, index, end);
 	if (alone) {
 		/* While the xor is under way: whatever it shows, the slots before `end` are the prefix. */
 		ibgda_tell<M>(sq, end);
 		ibgda_u64 prefix = ibgda_ready_prefix(sq, index, now);
 		if (prefix > end) {
-			ibgda_acquire();
+			ibgda_acquire_release<M>();
 			ibgda_tell<M>(sq, prefix);
 		}
 		ibgda_leave<M>(qp, sq, prefix, index << 2 | IBGDA_BUSY);

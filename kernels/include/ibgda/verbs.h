@@ -360,19 +360,20 @@ template <ibgda_u32 M = 0> IBGDA_FN ibgda_status ibgda_wait(ibgda_qp *qp, ibgda_
 	return ibgda_once<M>(qp, request, [&](ibgda_u64 latest) {
 		ibgda_cq *cq = qp->send_cq;
 		const ibgda_u32 depth = qp->send_depth;
-		ibgda_u64 posted = ibgda_posted<M>(qp), limit = M & IBGDA_SHARED ? ibgda_load_shared(&qp->limit) : qp->limit;
+		ibgda_u64 posted, limit;
+		if (M & IBGDA_SHARED)
+			posted = ibgda_load_shared(&qp->producer), limit = ibgda_load_shared(&qp->limit);
+		else
+			ibgda_where(qp, &posted, &limit);
+		if (latest >= posted)
+			return IBGDA_ERR_INVALID_INDEX;
 		/* The limit is a ring ahead of what is known complete. */
-		if (latest < posted && latest + depth < limit) {
+		if (latest + depth < limit) {
 			if (M & IBGDA_SHARED)
 				ibgda_acquire();
 			return IBGDA_OK;
 		}
-		if (latest >= posted)
-			return IBGDA_ERR_INVALID_INDEX;
-		ibgda_status status = ibgda_wait_request<M>(cq, latest, deadline_ns);
-		if (status == IBGDA_OK && !(M & IBGDA_SHARED) && !cq->error.status)
-			qp->limit = cq->completed + depth;
-		return status;
+		return ibgda_wait_request<M>(cq, latest, deadline_ns);
 	});
 }
 
