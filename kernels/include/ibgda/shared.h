@@ -28,7 +28,9 @@
 
 #define IBGDA_BUSY 1ull
 #define IBGDA_TIRED 2ull
+#ifndef IBGDA_PATIENT_ROUNDS
 #define IBGDA_PATIENT_ROUNDS 64u
+#endif
 
 /* How long a poster whose own patience is at an end waits for those behind him to take their reservations back. */
 #define IBGDA_UNWIND_NS 1000000000ull

@@ -23,8 +23,23 @@ struct queue {
 	ibgda_u8 cq_ring[DEPTH * IBGDA_CQE_BYTES];
 	ibgda_u32 record[2], cq_record[2];
 	ibgda_u64 doorbell;
+	ibgda_u64 ready[DEPTH];
 	ibgda_cq cq;
 	ibgda_qp qp;
+
+	/* What posters of a shared QP share besides. */
+	void prepare_shared()
+	{
+		prepare();
+		qp.ready = ready;
+		shared.add(&qp.producer, 0);
+		shared.add(&qp.limit, DEPTH);
+		shared.add(&qp.publisher, 0);
+		shared.add(&qp.rung, 0);
+		shared.add(&cq.completed, 0);
+		for (ibgda_u32 i = 0; i < DEPTH; i++)
+			shared.add(&ready[i], i ? 0 : IBGDA_READY_FIRST);
+	}
 
 	void prepare()
 	{
@@ -40,6 +55,8 @@ struct queue {
 		qp.doorbell = &doorbell;
 		qp.send_cq = &cq;
 		qp.send_depth = DEPTH;
+		qp.limit = DEPTH;
+		cq.limit = &qp.limit;
 		shared.add(&record[1], 0);
 		shared.add(&cq_record[0], 0);
 		shared.add(&doorbell, 0);
@@ -99,6 +116,26 @@ template <fence without, rl::test_result_e expected> struct post : rl::test_suit
 	}
 };
 
+/* The same for two posters at a time on a shared QP; and when both are done, the NIC has been told of both requests. */
+template <fence without, rl::test_result_e expected>
+struct shared_post : rl::test_suite<shared_post<without, expected>, 3, expected>, queue {
+	void before() { this->prepare_shared(); }
+
+	void thread(unsigned index)
+	{
+		if (index == 2)
+			this->nic();
+		else
+			RL_ASSERT(ibgda_send<IBGDA_SHARED>(&this->qp, 0, 0, 0) == IBGDA_OK);
+	}
+
+	void after()
+	{
+		RL_ASSERT(ibgda_be32((ibgda_u32)load(&this->record[1])) == 2);
+		RL_ASSERT(load(&this->qp.publisher) == 2 << 2);
+	}
+};
+
 /* Whoever knows of a completion reads what the NIC wrote before it. */
 template <fence without, rl::test_result_e expected>
 struct poll : rl::test_suite<poll<without, expected>, 2, expected>, queue {
@@ -155,13 +192,15 @@ struct log : std::streambuf {
 
 static unsigned passed, failed;
 
+/* All executions, or with `switches` those with at most so many switches from a thread that could go on. */
 template <template <fence, rl::test_result_e> class suite, fence without, rl::test_result_e expected>
-static void run(const char *name)
+static void run(const char *name, unsigned switches = 0)
 {
 	static struct log log;
 	std::ostream stream(&log);
 	rl::test_params params;
-	params.search_type = rl::sched_full;
+	params.search_type = switches ? rl::sched_bound : rl::sched_full;
+	params.context_bound = switches;
 	params.output_stream = &stream;
 	params.progress_stream = &stream;
 	params.execution_depth_limit = 500;
@@ -187,6 +226,10 @@ int main()
 	run<poll, ACQUIRE, wrong>("poll_without_ibgda_acquire");
 	run<signal, NONE, right>("signal");
 	run<signal, ACQUIRE, wrong>("signal_without_ibgda_acquire");
+	run<shared_post, NONE, right>("shared_post", 2);
+	run<shared_post, BEFORE_READY, wrong>("shared_post_without_the_fence_before_the_ready_bits", 2);
+	run<shared_post, BEFORE_PUBLISHER, wrong>("shared_post_without_the_fence_before_the_publisher", 2);
+	run<shared_post, BEFORE_DOORBELL, wrong>("shared_post_without_the_fence_before_the_doorbell", 2);
 	std::printf("test result: %s. %u passed; %u failed;\n", failed ? "FAILED" : "ok", passed, failed);
 	return failed != 0;
 }
