@@ -53,7 +53,7 @@ template <ibgda_u32 M> static __device__ ibgda_u32 every_other(ibgda_qp *qp, con
 
 	/* A request of one's own. */
 	failed |= apart([&] { return ibgda_reserve<M>(qp, &request); });
-	ibgda_write_wqe(qp, request, ibgda_wqe_nop(request, qp->number, ibgda_slot_flags(qp, request, a.flags)));
+	ibgda_write_wqe(qp, request, ibgda_wqe_nop(request, qp->number, ibgda_slot_flags(qp->send_depth, request, a.flags)));
 	if constexpr (M & IBGDA_SHARED)
 		ibgda_publish<M>(qp, request, 1);
 	failed |= apart([&] { return ibgda_write_doorbell<M>(qp, request + 1); });
