@@ -47,6 +47,20 @@ struct ibgda_sq {
 	ibgda_u32 qpn, depth;
 };
 
+/* What is read in pairs lies in pairs. */
+#define IBGDA_PAIR(type, first, second) \
+	static_assert(__builtin_offsetof(type, first) % 16 == 0 && __builtin_offsetof(type, second) == __builtin_offsetof(type, first) + 8, \
+		      "words of a pair")
+IBGDA_PAIR(ibgda_qp, send_ring, recv_ring);
+IBGDA_PAIR(ibgda_qp, doorbell_record, doorbell);
+IBGDA_PAIR(ibgda_qp, ready, post_timeout_ns);
+IBGDA_PAIR(ibgda_qp, producer, limit);
+IBGDA_PAIR(ibgda_cq, ring, doorbell_record);
+IBGDA_PAIR(ibgda_cq, consumer, fetching);
+IBGDA_PAIR(ibgda_cq, completed, error);
+#undef IBGDA_PAIR
+static_assert(__builtin_offsetof(ibgda_qp, number) % 16 == 0 && __builtin_offsetof(ibgda_cq, number) % 16 == 0, "numbers of a pair");
+
 IBGDA_FN ibgda_sq ibgda_sq_of(const ibgda_qp *qp)
 {
 #if defined(__CUDACC__) && !defined(IBGDA_HOST)
