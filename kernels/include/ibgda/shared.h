@@ -47,7 +47,8 @@ struct ibgda_sq {
 	ibgda_u32 qpn, depth;
 };
 
-/* What is read in pairs lies in pairs. */
+/* What is read in pairs lies in pairs. NVRTC has no offsetof; the other compilers see the same structures. */
+#ifndef __CUDACC_RTC__
 #define IBGDA_PAIR(type, first, second) \
 	static_assert(__builtin_offsetof(type, first) % 16 == 0 && __builtin_offsetof(type, second) == __builtin_offsetof(type, first) + 8, \
 		      "words of a pair")
@@ -60,6 +61,7 @@ IBGDA_PAIR(ibgda_cq, consumer, fetching);
 IBGDA_PAIR(ibgda_cq, completed, error);
 #undef IBGDA_PAIR
 static_assert(__builtin_offsetof(ibgda_qp, number) % 16 == 0 && __builtin_offsetof(ibgda_cq, number) % 16 == 0, "numbers of a pair");
+#endif
 
 IBGDA_FN ibgda_sq ibgda_sq_of(const ibgda_qp *qp)
 {
