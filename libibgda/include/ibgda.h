@@ -131,6 +131,14 @@ struct ibgda_qp_attr {
    * How long a kernel's post may wait for room, ns; default 2 s.
    */
   uint64_t post_timeout_ns;
+  /**
+   * How kernels use it: 0, or IBGDA_SHARED of <ibgda/types.h>.
+   */
+  uint32_t mode;
+  /**
+   * 0.
+   */
+  uint32_t reserved;
 };
 
 #ifdef __cplusplus

@@ -69,6 +69,10 @@ pub struct ibgda_qp_attr {
     pub access: u32,
     /// How long a kernel's post may wait for room, ns; default 2 s.
     pub post_timeout_ns: u64,
+    /// How kernels use it: 0, or IBGDA_SHARED of <ibgda/types.h>.
+    pub mode: u32,
+    /// 0.
+    pub reserved: u32,
 }
 
 /// The broker's word on a NIC.
@@ -420,6 +424,13 @@ pub unsafe extern "C" fn ibgda_create_qp(
             )
         };
         sized::<ibgda_qp_attr>(CALL, attr.size)?;
+        if attr.mode & !ibgda_device::abi::IBGDA_SHARED != 0 || attr.reserved != 0 {
+            return Err(Error::argument(
+                CALL,
+                format!("mode is {:#x}, reserved {:#x}", attr.mode, attr.reserved),
+                "mode is 0 or IBGDA_SHARED, reserved 0",
+            ));
+        }
         let defaults = QueuePairOptions::default();
         let options = QueuePairOptions {
             send_depth: if attr.send_depth == 0 {
@@ -429,6 +440,7 @@ pub unsafe extern "C" fn ibgda_create_qp(
             },
             recv_depth: attr.recv_depth,
             access: access(CALL, attr.access)?,
+            shared: attr.mode != 0,
             post_timeout: match attr.post_timeout_ns {
                 0 => defaults.post_timeout,
                 ns => Duration::from_nanos(ns),

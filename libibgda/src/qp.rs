@@ -13,14 +13,16 @@ use crate::{
     memory::Access,
     queue::{Handle, depth},
 };
-use ibgda_device::abi::{IBGDA_RECV_WQE_BYTES, IBGDA_WQEBB_BYTES, ibgda_qp};
+use ibgda_device::abi::{
+    IBGDA_READY_FIRST, IBGDA_RECV_WQE_BYTES, IBGDA_SHARED, IBGDA_WQEBB_BYTES, ibgda_qp,
+};
 use std::{
     collections::hash_map::RandomState,
     hash::{BuildHasher, Hasher},
     ptr,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -49,6 +51,8 @@ pub struct QueuePairOptions {
     pub recv_depth: u32,
     /// What peers may do through this QP, within what each region allows.
     pub access: Access,
+    /// Many threads of a kernel post and wait at the same time (`IBGDA_SHARED` of the device header); else one at a time.
+    pub shared: bool,
     /// How long a kernel's post may wait for a slot of a full ring.
     pub post_timeout: Duration,
     /// Transport timeout: 4.096 µs × 2^n before a retry, 1 to 31.
@@ -65,6 +69,7 @@ impl Default for QueuePairOptions {
             send_depth: 128,
             recv_depth: 0,
             access: Access::all(),
+            shared: false,
             post_timeout: Duration::from_secs(2),
             ack_timeout: 14,
             retry_count: 7,
@@ -111,10 +116,21 @@ pub struct QueuePair {
     send_cq: Arc<CompletionQueue>,
     recv_cq: Option<Arc<CompletionQueue>>,
     handle: Handle<ibgda_qp>,
+    /// Of a shared QP, the words in which its posters say which slots are written.
+    _ready: Box<[AtomicU64]>,
     options: QueuePairOptions,
     port: u8,
     address: QpAddress,
     connected: AtomicBool,
+}
+
+/// `ibgda_qp::ready` of a ring that nobody has posted to: `IBGDA_READY_WORDS` words, of which the first may be told of.
+fn ready_words(send_depth: u32) -> Box<[AtomicU64]> {
+    // IBGDA_READY_SLOTS: a quarter of the ring, at most 32 slots, share a word.
+    let slots = (send_depth / 4).clamp(1, 32);
+    (0..send_depth / slots)
+        .map(|word| AtomicU64::new(if word == 0 { IBGDA_READY_FIRST } else { 0 }))
+        .collect()
 }
 
 fn random_psn() -> u32 {
@@ -134,7 +150,7 @@ type Command = Block<{ ifc::QP_BYTES }>;
 impl Drop for QueuePair {
     fn drop(&mut self) {
         // The CQ may live longer than the handle that its errors are to stop.
-        self.send_cq.stop_at_errors(std::ptr::null_mut());
+        self.send_cq.stop_at_errors(ptr::null_mut());
     }
 }
 
@@ -223,7 +239,18 @@ impl QueuePair {
             mtu: port.mtu,
             gid: port.gid,
         };
+        let ready = if options.shared {
+            ready_words(options.send_depth)
+        } else {
+            Box::default()
+        };
         let handle = Handle::new(ibgda_qp {
+            ready: if options.shared {
+                ready.as_ptr().cast::<u64>().cast_mut()
+            } else {
+                ptr::null_mut()
+            },
+            mode: if options.shared { IBGDA_SHARED } else { 0 },
             // SAFETY: queues and record lie inside the memory, as computed above.
             send_ring: unsafe { base.add(recv_bytes) },
             recv_ring: if options.recv_depth == 0 {
@@ -253,6 +280,7 @@ impl QueuePair {
             send_cq: Arc::clone(send_cq),
             recv_cq: recv_cq.map(Arc::clone),
             handle,
+            _ready: ready,
             options: options.clone(),
             port: port.number,
             address,

@@ -11,7 +11,7 @@ use ibgda::{
     abi::{IBGDA_CQE_REQ_ERR, IBGDA_NO_DOORBELL, IBGDA_UNSIGNALED, ibgda_qp, ibgda_region},
     capi,
 };
-use ibgda_test_kernels::{Poller, Poster};
+use ibgda_test_kernels::{Poller, Poster, SharedPoster};
 use memmap2::{MmapOptions, MmapRaw};
 use std::{
     env,
@@ -313,6 +313,53 @@ fn a_ring_of_16_wraps_past_the_16_bit_counter() -> Result<()> {
         ensure!(
             value == expected,
             "slot {slot} holds {value}, expected {expected}"
+        );
+    }
+    ensure!(
+        model_count("foreign_doorbells")? == foreign,
+        "a doorbell went to another's page"
+    );
+    Ok(())
+}
+
+#[test]
+fn many_threads_post_to_a_shared_qp() -> Result<()> {
+    const THREADS: u64 = 4;
+    const COUNT: u64 = 2_000;
+    let machine = Machine::take();
+    let foreign = model_count("foreign_doorbells")?;
+    for send_depth in [16, 256] {
+        let options = QueuePairOptions {
+            send_depth,
+            shared: true,
+            post_timeout: Duration::from_secs(60),
+            ..Default::default()
+        };
+        let link = Link::with(&machine, 4096, &options)?;
+        link.target.write(0, &[0; 8])?;
+        // SAFETY: the QP is shared, and outlives the scope in which the threads are.
+        let poster = unsafe { SharedPoster::new(link.qp.device_handle()) };
+        let (poster, counter) = (&poster, (link.target.address(), link.target.rkey()));
+        let statuses = thread::scope(|scope| {
+            let threads: Vec<_> = (0..THREADS)
+                .map(|me| {
+                    let local = (link.source.address() + me * 8, link.source.lkey());
+                    scope.spawn(move || poster.adds(counter, local, COUNT, PATIENCE))
+                })
+                .collect();
+            threads
+                .into_iter()
+                .map(|thread| thread.join().expect("a poster"))
+                .collect::<Vec<_>>()
+        });
+        ensure!(
+            statuses == vec![Ok(()); THREADS as usize],
+            "depth {send_depth}: {statuses:?}"
+        );
+        let sum = u64::from_ne_bytes(contents(&link.target, 8)?[..].try_into()?);
+        ensure!(
+            sum == THREADS * COUNT,
+            "depth {send_depth}: {sum} additions arrived"
         );
     }
     ensure!(
@@ -859,6 +906,8 @@ fn the_c_abi_moves_data_and_its_errors_have_words() -> Result<()> {
             recv_depth: 0,
             access,
             post_timeout_ns: 0,
+            mode: 0,
+            reserved: 0,
         };
         let mut side = Side {
             context: null_mut(),

@@ -186,4 +186,16 @@ ibgda_u32 test_put_storm(ibgda_qp *qp, ibgda_u64 remote, ibgda_u32 rkey, ibgda_u
 	return ibgda_quiet(qp, deadline_ns);
 }
 
+/* One of many threads on a shared QP: `count` fetch-adds of 1, one completion in eight, and then quiet. */
+ibgda_u32 test_shared_adds(ibgda_qp *qp, ibgda_u64 remote, ibgda_u32 rkey, ibgda_u64 local, ibgda_u32 lkey, ibgda_u64 count,
+			   ibgda_u64 deadline_ns)
+{
+	for (ibgda_u64 i = 0; i < count; i++) {
+		ibgda_status status = ibgda_fetch_add<IBGDA_SHARED>(qp, remote, rkey, local, lkey, 1, i % 8 ? IBGDA_UNSIGNALED : 0);
+		if (status != IBGDA_OK)
+			return status;
+	}
+	return ibgda_quiet<IBGDA_SHARED>(qp, deadline_ns);
+}
+
 } /* extern "C" */

@@ -8,6 +8,39 @@ use ibgda_device::{
 };
 use std::ffi::c_void;
 
+/// A shared QP, that any number of threads post to.
+#[derive(Debug)]
+pub struct SharedPoster(*mut ibgda_qp);
+
+// SAFETY: the device calls of a shared QP may be made by any number of threads.
+unsafe impl Send for SharedPoster {}
+// SAFETY: as above.
+unsafe impl Sync for SharedPoster {}
+
+impl SharedPoster {
+    /// # Safety
+    /// The handle is of a shared QP, and it and all memory that it and its CQ name stay valid as long as the poster lives.
+    pub unsafe fn new(qp: *mut ibgda_qp) -> Self {
+        Self(qp)
+    }
+
+    /// `count` times `ibgda_fetch_add` of 1, one completion in eight; then `ibgda_quiet`. `patience` in ns.
+    ///
+    /// # Errors
+    /// The status of the call that failed.
+    pub fn adds(
+        &self,
+        (remote, rkey): (u64, u32),
+        (local, lkey): (u64, u32),
+        count: u64,
+        patience: u64,
+    ) -> Result<(), Status> {
+        let deadline = test_clock_ns() + patience;
+        // SAFETY: by the contract of `new`; what the NIC is asked to move, it checks itself.
+        Status(unsafe { test_shared_adds(self.0, remote, rkey, local, lkey, count, deadline) }).ok()
+    }
+}
+
 /// The thread that posts to a QP and polls its send CQ.
 #[derive(Debug)]
 pub struct Poster(*mut ibgda_qp);
@@ -522,6 +555,15 @@ unsafe extern "C" {
         swap: u64,
         flags: u32,
         request: *mut u64,
+    ) -> u32;
+    fn test_shared_adds(
+        qp: *mut ibgda_qp,
+        remote: u64,
+        rkey: u32,
+        local: u64,
+        lkey: u32,
+        count: u64,
+        deadline_ns: u64,
     ) -> u32;
     fn test_recv(qp: *mut ibgda_qp, local: u64, lkey: u32, bytes: u32) -> u32;
     fn test_wait(qp: *mut ibgda_qp, request: u64, deadline_ns: u64) -> u32;
