@@ -18,7 +18,7 @@ use super::{Outcome, log_file, qemu};
 use crate::protocol::{Report, Request, Start};
 
 /// From QEMU's start to the agent's first report; 5 s on an idle machine without KVM, but two may boot on a busy one.
-const BOOT: Duration = Duration::from_secs(240);
+const BOOT: Duration = Duration::from_secs(600);
 /// From there to the guest's being ready; longer than the guest's own patience with its NICs.
 const SET_UP: Duration = Duration::from_secs(150);
 /// From the command's end to its last byte of output.
