@@ -13,13 +13,12 @@ dir=$(mktemp -d)
 trap 'rm -rf -- "$dir"' EXIT
 arch=${CUDA_ARCH:-90}
 
-# compile FOLDER DEFINE… : every source of it, at the same time.
+# compile FOLDER: every source of it, at the same time.
 compile() {
     local folder=$1 source jobs=()
-    shift
     mkdir -p "$dir/$folder"
     for source in "$folder"/*.cu; do
-        nvcc -O3 -std=c++17 -lineinfo -gencode="arch=compute_$arch,code=sm_$arch" -Iinclude -I../connectx/include "$@" \
+        nvcc -O3 -std=c++17 -lineinfo -gencode="arch=compute_$arch,code=sm_$arch" -Iinclude -I../connectx/include \
             -c "$source" -o "$dir/$folder/$(basename "$source" .cu).o" &
         jobs+=($!)
     done

@@ -140,7 +140,7 @@ impl CompletionQueue {
 
     /// The word of the send queue that an error of this queue is to clear.
     pub(crate) fn stop_at_errors(&self, limit: *mut u64) {
-        // SAFETY: the work queue that took this CQ is being made: no kernel uses the handle.
+        // SAFETY: no kernel uses the handle: the work queue that took this CQ is being made, or is gone.
         unsafe { (*self.handle.as_ptr()).limit = limit };
     }
 

@@ -80,10 +80,11 @@ template <ibgda_u32 M> IBGDA_FN void ibgda_latch(ibgda_cq *cq, ibgda_status stat
  * *completed advances to behind the request that succeeded, or to the request that failed: requests complete in
  * order, so all before the failed one have succeeded, even those without a completion of their own.
  */
-template <ibgda_u32 M>
-IBGDA_FN ibgda_status ibgda_take_tail(ibgda_cq *cq, const ibgda_u8 *cqe, ibgda_quad tail, ibgda_cqe *out, ibgda_u64 *completed)
+template <ibgda_u32 M> IBGDA_FN ibgda_status ibgda_take_cqe(ibgda_cq *cq, ibgda_cqe *out, ibgda_u64 *completed)
 {
 	const bool ring = !(M & IBGDA_COLLAPSED);
+	const ibgda_u8 *cqe = ring ? cq->ring + (cq->consumer & (cq->depth - 1)) * IBGDA_CQE_BYTES : cq->ring;
+	ibgda_quad tail = ibgda_load_tail(cqe + 48);
 	/* Bytes 56..63: opcode and QPN, big-endian; WQE counter, big-endian; signature; kind << 4 | format | owner. */
 	ibgda_u32 kind = (ibgda_u32)(tail.high >> 60);
 	ibgda_u32 counter = ibgda_be32((ibgda_u32)(tail.high >> 32)) >> 16;
@@ -143,18 +144,6 @@ IBGDA_FN ibgda_status ibgda_take_tail(ibgda_cq *cq, const ibgda_u8 *cqe, ibgda_q
 		*completed = index;
 	ibgda_latch<M>(cq, status, index, out);
 	return status;
-}
-
-/* Where the next completion will be. */
-template <ibgda_u32 M> IBGDA_FN const ibgda_u8 *ibgda_next_cqe(const ibgda_cq *cq)
-{
-	return M & IBGDA_COLLAPSED ? cq->ring : cq->ring + (cq->consumer & (cq->depth - 1)) * IBGDA_CQE_BYTES;
-}
-
-template <ibgda_u32 M> IBGDA_FN ibgda_status ibgda_take_cqe(ibgda_cq *cq, ibgda_cqe *out, ibgda_u64 *completed)
-{
-	const ibgda_u8 *cqe = ibgda_next_cqe<M>(cq);
-	return ibgda_take_tail<M>(cq, cqe, ibgda_load_tail(cqe + 48), out, completed);
 }
 
 /* Is a completion there that was not taken? */
@@ -338,8 +327,8 @@ template <ibgda_u32 M = 0> IBGDA_FN ibgda_status ibgda_wait_request(ibgda_cq *cq
  * Sleeps until the CQ has a completion that was not taken. Arms the CQ for its next one and looks at a word that the
  * host's event thread counts in, not at the CQ. A completion that came before the arming gives an event too.
  *
- * IBGDA_OK: poll. IBGDA_ERR_NO_QUEUE: the handle has no event counter, or the CQ is collapsed. IBGDA_TIMEOUT, IBGDA_ERR_NIC_LOST, and the queue's
- * first error when there is one and nothing else to take.
+ * IBGDA_OK: poll. IBGDA_ERR_NO_QUEUE: the handle has no event counter, or the CQ is collapsed. IBGDA_TIMEOUT,
+ * IBGDA_ERR_NIC_LOST, and the queue's first error when there is one and nothing else to take.
  */
 template <ibgda_u32 M = 0> IBGDA_FN ibgda_status ibgda_wait_for_cq_event(ibgda_cq *cq, ibgda_u64 deadline_ns)
 {

@@ -78,6 +78,14 @@ template <ibgda_u32 M = 0> IBGDA_FN ibgda_status ibgda_reserve(ibgda_qp *qp, ibg
 	return IBGDA_OK;
 }
 
+/* Rings for all slots of an exclusive QP below `end`, which were written. */
+template <ibgda_u32 M> IBGDA_FN void ibgda_ring(ibgda_qp *qp, const ibgda_sq &sq, ibgda_u64 end)
+{
+	qp->rung = end;
+	ibgda_release<M>();
+	ibgda_tell<M>(sq, end);
+}
+
 /*
  * Tells the NIC of every slot below producer_index (the index of the next free slot, one past the last written):
  * doorbell record, then doorbell, with a fence before each.
@@ -109,9 +117,7 @@ template <ibgda_u32 M = 0> IBGDA_FN ibgda_status ibgda_write_doorbell(ibgda_qp *
 		return IBGDA_ERR_INVALID_INDEX;
 	if (producer_index <= qp->rung)
 		return IBGDA_OK;
-	qp->rung = producer_index;
-	ibgda_release<M>();
-	ibgda_tell<M>(sq, producer_index);
+	ibgda_ring<M>(qp, sq, producer_index);
 	return IBGDA_OK;
 }
 
@@ -220,9 +226,7 @@ IBGDA_FN ibgda_status ibgda_post(ibgda_qp *qp, ibgda_u32 flags, ibgda_u64 *reque
 				return IBGDA_OK;
 			}
 		}
-		qp->rung = end;
-		ibgda_release<M>();
-		ibgda_tell<M>(sq, end);
+		ibgda_ring<M>(qp, sq, end);
 		return IBGDA_OK;
 	} else {
 		/* Of an exclusive QP all read where it is, before the leader goes on: forming the group synchronises. */
@@ -278,9 +282,7 @@ IBGDA_FN ibgda_status ibgda_post(ibgda_qp *qp, ibgda_u32 flags, ibgda_u64 *reque
 					ibgda_acquire_release<M>();
 					ibgda_shared_ring<M>(qp, sq, base, end, alone, ring);
 				} else if (ring) {
-					qp->rung = end;
-					ibgda_release<M>();
-					ibgda_tell<M>(sq, end);
+					ibgda_ring<M>(qp, sq, end);
 				}
 			}
 			ibgda_group_sync<M>(group);

@@ -279,6 +279,21 @@ template <ibgda_u32 M> IBGDA_FN void ibgda_shared_publish(ibgda_qp *qp, const ib
 }
 
 /*
+ * Leaves as the poster who took the publisher's word before he wrote slots [index, end), and has told of them. `now` is the
+ * first slot's ready word as his xor made it: it may show slots of others behind his.
+ */
+template <ibgda_u32 M>
+IBGDA_FN void ibgda_leave_alone(ibgda_qp *qp, const ibgda_sq &sq, ibgda_u64 index, ibgda_u64 end, ibgda_u64 now)
+{
+	const ibgda_u64 prefix = ibgda_ready_prefix(sq, index, now);
+	if (prefix > end) {
+		ibgda_acquire_release<M>();
+		ibgda_tell<M>(sq, prefix);
+	}
+	ibgda_leave<M>(qp, sq, prefix, index << 2 | IBGDA_BUSY);
+}
+
+/*
  * The usual case in few instructions: slots of one word, which they do not fill, of a poster who is alone, and still is when
  * he has told. False: nothing was done.
  */
@@ -297,12 +312,8 @@ template <ibgda_u32 M> IBGDA_FN bool ibgda_shared_ring_alone(ibgda_qp *qp, const
 	if (old == usual && ibgda_atomic_cas(&qp->publisher, busy, end << 2) == busy)
 		return true;
 	/* Others came. */
-	ibgda_u64 now = old ^ bits, prefix = ibgda_ready_prefix(sq, index, (ibgda_u32)index & sq.depth ? ~now : now);
-	if (prefix > end) {
-		ibgda_acquire_release<M>();
-		ibgda_tell<M>(sq, prefix);
-	}
-	ibgda_leave<M>(qp, sq, prefix, busy);
+	const ibgda_u64 now = old ^ bits;
+	ibgda_leave_alone<M>(qp, sq, index, end, (ibgda_u32)index & sq.depth ? ~now : now);
 	return true;
 }
 
@@ -319,12 +330,7 @@ IBGDA_FN void ibgda_shared_ring(ibgda_qp *qp, const ibgda_sq &sq, ibgda_u64 inde
 	if (alone) {
 		/* While the xor is under way: whatever it shows, the slots before `end` are the prefix. */
 		ibgda_tell<M>(sq, end);
-		ibgda_u64 prefix = ibgda_ready_prefix(sq, index, now);
-		if (prefix > end) {
-			ibgda_acquire_release<M>();
-			ibgda_tell<M>(sq, prefix);
-		}
-		ibgda_leave<M>(qp, sq, prefix, index << 2 | IBGDA_BUSY);
+		ibgda_leave_alone<M>(qp, sq, index, end, now);
 		return;
 	}
 	ibgda_u64 prefix = ibgda_ready_prefix(sq, index, now);
