@@ -20,6 +20,10 @@ enum Instruction {
 	LOAD_L1,
 	LOAD_L2,
 	ATOMIC_ADD,
+	/* From here on in host memory. */
+	LOAD_HOST,
+	LOAD_HOST_TWICE,
+	LOAD_HOST_BOTH,
 	INSTRUCTIONS
 };
 const char *const names[INSTRUCTIONS] = {"fence.release.gpu, idle",
@@ -31,18 +35,23 @@ const char *const names[INSTRUCTIONS] = {"fence.release.gpu, idle",
 					 "doorbell store, fence.release.sys",
 					 "ld, L1",
 					 "ld.relaxed.sys, L2",
-					 "atom.add.u64, returned"};
+					 "atom.add.u64, returned",
+					 "ld.relaxed.sys",
+					 "the same word twice at a time",
+					 "two words in two lines at a time"};
 } // namespace
 
-constexpr uint32_t CALLS = 16384, WARM_UP_CALLS = 1024;
+constexpr uint32_t WARM_UP_CALLS = 1024;
+/* A load from host memory takes a microsecond. */
+template <int instruction> constexpr uint32_t CALLS = instruction < LOAD_HOST ? 16384 : 4096;
 
 template <int instruction> static __global__ void __launch_bounds__(32) repeat(Queue queue, Outcome *outcome)
 {
 	/* The words are zero, so that each address depends on the value before and stays. */
 	uint64_t start = 0, value = 0;
-	uint64_t *word = reinterpret_cast<uint64_t *>(queue.record);
+	uint64_t *word = reinterpret_cast<uint64_t *>(queue.record), *other = reinterpret_cast<uint64_t *>(queue.cq_record);
 #pragma unroll 1
-	for (uint32_t i = 0; i < CALLS; i++) {
+	for (uint32_t i = 0; i < CALLS<instruction>; i++) {
 		if (i == WARM_UP_CALLS)
 			start = now_ns();
 		if (instruction == STORE_FENCE_GPU || instruction == STORE_FENCE_SYS)
@@ -55,8 +64,12 @@ template <int instruction> static __global__ void __launch_bounds__(32) repeat(Q
 			fence_sys();
 		if (instruction == LOAD_L1)
 			asm volatile("ld.global.b64 %0, [%1];" : "=l"(value) : "l"(__cvta_generic_to_global(word + value)) : "memory");
-		if (instruction == LOAD_L2)
+		if (instruction == LOAD_L2 || instruction == LOAD_HOST)
 			value = load_u64(word + value);
+		if (instruction == LOAD_HOST_TWICE || instruction == LOAD_HOST_BOTH) {
+			uint64_t first = load_u64(word + value);
+			value = first + load_u64((instruction == LOAD_HOST_TWICE ? word : other) + value);
+		}
 		if (instruction == ATOMIC_ADD)
 			value = atomicAdd(reinterpret_cast<unsigned long long *>(word + value), 0ull);
 	}
@@ -65,16 +78,17 @@ template <int instruction> static __global__ void __launch_bounds__(32) repeat(Q
 
 template <int instruction> static void measure(Bench &bench)
 {
-	Row row = {"A", "F", names[instruction], "ns", false};
+	constexpr Where where = instruction < LOAD_HOST ? Where::gpu : Where::host;
+	Row row = {name_of(where), "F", names[instruction], "ns", false};
 	std::vector<double> values;
 	for (unsigned r = 0; r < bench.placements(); r++) {
 		using Floor = Bare<1, false>; /* for its handle only */
-		Set set = bench.rig.prepare<Floor>(Where::gpu, 1, 16, 0, 0, r);
+		Set set = bench.rig.prepare<Floor>(where, 1, 16, 0, 0, r);
 		repeat<instruction><<<1, 1, 0, bench.rig.stream>>>(set.queues[0], bench.rig.outcomes);
 		bench.rig.finish(names[instruction]);
 		if (bench.rig.failures(1))
 			bench.fail(row, "floor", r, "a word of memory is not zero");
-		values.push_back(bench.rig.elapsed_ns(1) / (CALLS - WARM_UP_CALLS));
+		values.push_back(bench.rig.elapsed_ns(1) / (CALLS<instruction> - WARM_UP_CALLS));
 	}
 	bench.add(row, "floor", values);
 }

@@ -64,13 +64,11 @@ template <class Names, ibgda_u32 Mode> struct Ours {
 
 	struct Poster {
 		ibgda_qp *qp;
-		uint32_t posted; /* exclusive only */
 	};
 
 	template <bool on_gpu> static __device__ __forceinline__ void open(uint8_t *bytes, Poster &poster)
 	{
 		poster.qp = &reinterpret_cast<OursHandle *>(bytes)->qp;
-		poster.posted = 0;
 	}
 
 	template <bool on_gpu, Scope scope, bool inlined>
@@ -81,12 +79,6 @@ template <class Names, ibgda_u32 Mode> struct Ours {
 		bool good = true;
 #pragma unroll 1
 		for (uint32_t i = 0; i < count; i++) {
-			if (!(Mode & IBGDA_SHARED)) {
-				poster.posted += scope == Scope::warp ? 32 : 1;
-				/* Of a warp, the first lane is the one that reserves. */
-				if (poster.posted % (DEPTH / 2) == 0 && (scope == Scope::thread || threadIdx.x % 32 == 0))
-					qp->send_cq->completed = qp->producer;
-			}
 			ibgda_u32 flags = i + 1 < count ? IBGDA_NO_DOORBELL : 0;
 			ibgda_u64 remote = first.remote + i * STEP, local = first.local + i * STEP;
 			if (inlined)

@@ -21,6 +21,9 @@
  *       status = ibgda_wait(qp, request, ibgda_clock_ns() + 1000000);
  *   if (status != IBGDA_OK)
  *       ...                       // qp->send_cq->error says which request failed first, and why
+ *
+ * What of a handle is constant is read once and stays in registers as long as the kernel runs. A kernel of more than 512
+ * threads a block needs __launch_bounds__, as the compiler may give it more than 64 registers.
  */
 #ifndef IBGDA_DEVICE_CUH
 #define IBGDA_DEVICE_CUH

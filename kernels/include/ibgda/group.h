@@ -33,6 +33,13 @@ IBGDA_FN ibgda_u32 ibgda_thread_of_block()
 	return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
 }
 
+/* Is this thread the only one of its warp at this place? A hint: the others may come, or go. */
+IBGDA_FN bool ibgda_is_lone()
+{
+	const ibgda_u32 active = __activemask();
+	return !(active & (active - 1));
+}
+
 template <ibgda_u32 M> IBGDA_FN void ibgda_group_sync(const ibgda_group &group)
 {
 	if (M & IBGDA_BLOCK)
@@ -110,12 +117,8 @@ template <ibgda_u32 M> IBGDA_FN ibgda_group ibgda_group_form(const void *qp, boo
 	if (M & IBGDA_WARP) {
 		group.lanes = ~0u;
 	} else {
-		/* Most often one lane, or all with one QP. */
-		ibgda_u32 active = __activemask();
-		int same = 1;
-		if (active & (active - 1))
-			__match_all_sync(active, (unsigned long long)qp, &same);
-		group.lanes = same ? active : __match_any_sync(active, (unsigned long long)qp);
+		/* What comes back is those that are here. The mask itself does not do: the compiler may look again, elsewhere. */
+		group.lanes = __match_any_sync(__activemask(), (unsigned long long)qp);
 	}
 	ibgda_u32 posters = M & IBGDA_WARP ? __ballot_sync(group.lanes, posts) : group.lanes;
 	group.count = (ibgda_u32)__popc(posters);
@@ -125,6 +128,8 @@ template <ibgda_u32 M> IBGDA_FN ibgda_group ibgda_group_form(const void *qp, boo
 }
 
 #else /* CPU threads: each is a group of its own */
+
+IBGDA_FN bool ibgda_is_lone() { return true; }
 
 template <ibgda_u32 M> IBGDA_FN void ibgda_group_sync(const ibgda_group &) {}
 template <ibgda_u32 M> IBGDA_FN bool ibgda_group_any(const ibgda_group &, bool what) { return what; }

@@ -53,6 +53,44 @@ IBGDA_PURE ibgda_u32 ibgda_be32(ibgda_u32 value)
 #endif
 }
 
+/* The same of value's low 16 or 24 bits with the byte `low` behind them: what most words of a WQE are; one instruction. */
+IBGDA_PURE ibgda_u32 ibgda_be16_8(ibgda_u32 value, ibgda_u32 low)
+{
+#ifdef __CUDA_ARCH__
+	return __byte_perm(value, low, 0x4015);
+#else
+	return ibgda_be32((value & 0xffff) << 8 | low);
+#endif
+}
+
+IBGDA_PURE ibgda_u32 ibgda_be24_8(ibgda_u32 value, ibgda_u32 low)
+{
+#ifdef __CUDA_ARCH__
+	return __byte_perm(value, low, 0x4012);
+#else
+	return ibgda_be32(value << 8 | low);
+#endif
+}
+
+/* The low 24 or 16 bits alone: words of doorbell records. */
+IBGDA_PURE ibgda_u32 ibgda_be24(ibgda_u32 value)
+{
+#ifdef __CUDA_ARCH__
+	return __byte_perm(value, 0, 0x0124);
+#else
+	return ibgda_be32(value & 0xffffff);
+#endif
+}
+
+IBGDA_PURE ibgda_u32 ibgda_be16(ibgda_u32 value)
+{
+#ifdef __CUDA_ARCH__
+	return __byte_perm(value, 0, 0x0144);
+#else
+	return ibgda_be32(value & 0xffff);
+#endif
+}
+
 #if defined(__CUDACC__) && !defined(IBGDA_HOST)
 
 #if __CUDA_ARCH__ >= 900 && (__CUDACC_VER_MAJOR__ > 12 || (__CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 8))
@@ -72,6 +110,17 @@ IBGDA_FN ibgda_u64 ibgda_clock_ns()
 }
 
 IBGDA_FN void ibgda_relax() { __nanosleep(20); }
+
+/*
+ * 0, which for the compiler may differ between a warp's lanes. What is the same for all it would do once for the warp: adds up
+ * atomics, and moves values to the uniform registers and back, and both take longer than what they save.
+ */
+IBGDA_FN ibgda_u32 ibgda_zero()
+{
+	ibgda_u32 lane;
+	asm("mov.u32 %0, %%laneid;" : "=r"(lane));
+	return lane >> 5;
+}
 
 /* Between looks at something that will take microseconds. */
 IBGDA_FN void ibgda_sleep() { __nanosleep(1000); }
@@ -98,6 +147,35 @@ IBGDA_FN void ibgda_store_quad(void *to, ibgda_quad value)
 {
 	asm volatile("st.global.v2.b64 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(to)), "l"(value.low), "l"(value.high)
 		     : "memory");
+}
+
+#define IBGDA_WORDS(quad) \
+	"r"((ibgda_u32)(quad).low), "r"((ibgda_u32)((quad).low >> 32)), "r"((ibgda_u32)(quad).high), "r"((ibgda_u32)((quad).high >> 32))
+
+/* The first three quads of a slot. */
+IBGDA_FN void ibgda_store_quads(void *to, const ibgda_quad *quads)
+{
+	asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+		     "st.global.v4.b32 [%0+16], {%5, %6, %7, %8};"
+		     "st.global.v4.b32 [%0+32], {%9, %10, %11, %12};" ::"l"(__cvta_generic_to_global(to)),
+		     IBGDA_WORDS(quads[0]), IBGDA_WORDS(quads[1]), IBGDA_WORDS(quads[2])
+		     : "memory");
+}
+
+/* base + index * 64 */
+IBGDA_FN ibgda_u8 *ibgda_slot(ibgda_u8 *base, ibgda_u32 index)
+{
+	ibgda_u64 slot;
+	asm("mad.wide.u32 %0, %1, 64, %2;" : "=l"(slot) : "r"(index), "l"(base));
+	return reinterpret_cast<ibgda_u8 *>(slot);
+}
+
+/* base + index */
+IBGDA_FN ibgda_u64 *ibgda_word(ibgda_u64 *base, ibgda_u32 index)
+{
+	ibgda_u64 word;
+	asm("mad.wide.u32 %0, %1, 8, %2;" : "=l"(word) : "r"(index), "l"(base));
+	return reinterpret_cast<ibgda_u64 *>(word);
 }
 
 /* For words that the NIC or the CPU reads; what must be seen before them is fenced off before. */
@@ -177,6 +255,17 @@ IBGDA_FN ibgda_quad ibgda_load_own_pair(const void *words)
 	return value;
 }
 
+/*
+ * Two words that are constant as long as the kernel runs, aligned to 16: the compiler may keep them in registers from one
+ * call to the next, since this is no access to memory for it.
+ */
+IBGDA_FN ibgda_quad ibgda_load_constant_pair(const void *words)
+{
+	ibgda_quad value;
+	asm("ld.global.v2.b64 {%0, %1}, [%2];" : "=l"(value.low), "=l"(value.high) : "l"(__cvta_generic_to_global(words)));
+	return value;
+}
+
 /* Words that threads of this GPU share: past the L1, which does not see other SMs' writes. */
 IBGDA_FN ibgda_u64 ibgda_load_shared(const ibgda_u64 *word)
 {
@@ -204,6 +293,17 @@ IBGDA_FN void ibgda_store_shared(ibgda_u64 *word, ibgda_u64 value)
 IBGDA_FN void ibgda_store_shared(ibgda_u32 *word, ibgda_u32 value)
 {
 	asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(__cvta_generic_to_global(word)), "r"(value) : "memory");
+}
+
+/*
+ * `value`, as if it came about here: what an atomic gives and nobody needs sooner. Otherwise the compiler looks at it, and so
+ * waits for it, before the fences that come first.
+ */
+IBGDA_FN ibgda_u64 ibgda_later(ibgda_u64 value)
+{
+	ibgda_u64 same;
+	asm volatile("mov.b64 %0, %1;" : "=l"(same) : "l"(value) : "memory");
+	return same;
 }
 
 /* Atomics on global memory, relaxed: what else they are to order is fenced off. They give what was there before. */
@@ -270,6 +370,8 @@ IBGDA_FN ibgda_u64 ibgda_clock_ns()
 /* There can be more threads than processors: let the others run. */
 IBGDA_FN void ibgda_relax() { sched_yield(); }
 
+IBGDA_FN ibgda_u32 ibgda_zero() { return 0; }
+
 IBGDA_FN void ibgda_sleep()
 {
 	const struct timespec pause = {0, 20000};
@@ -290,6 +392,15 @@ template <ibgda_u32 M> IBGDA_FN void ibgda_acquire_release() {}
 IBGDA_FN void ibgda_acquire() {}
 
 IBGDA_FN void ibgda_store_quad(void *to, ibgda_quad value) { *static_cast<ibgda_quad *>(to) = value; }
+
+IBGDA_FN void ibgda_store_quads(void *to, const ibgda_quad *quads)
+{
+	for (int i = 0; i < 3; i++)
+		static_cast<ibgda_quad *>(to)[i] = quads[i];
+}
+
+IBGDA_FN ibgda_u8 *ibgda_slot(ibgda_u8 *base, ibgda_u32 index) { return base + (ibgda_u64)index * 64; }
+IBGDA_FN ibgda_u64 *ibgda_word(ibgda_u64 *base, ibgda_u32 index) { return base + index; }
 
 IBGDA_FN void ibgda_store_relaxed(ibgda_u32 *word, ibgda_u32 value) { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
 
@@ -351,6 +462,8 @@ IBGDA_FN ibgda_quad ibgda_load_shared_pair(const ibgda_u64 *words)
 
 IBGDA_FN void ibgda_store_shared(ibgda_u64 *word, ibgda_u64 value) { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
 IBGDA_FN void ibgda_store_shared(ibgda_u32 *word, ibgda_u32 value) { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
+
+IBGDA_FN ibgda_u64 ibgda_later(ibgda_u64 value) { return value; }
 
 IBGDA_FN ibgda_u64 ibgda_atomic_add(ibgda_u64 *word, ibgda_u64 value) { return __atomic_fetch_add(word, value, __ATOMIC_ACQ_REL); }
 IBGDA_FN ibgda_u64 ibgda_atomic_xor(ibgda_u64 *word, ibgda_u64 value) { return __atomic_fetch_xor(word, value, __ATOMIC_ACQ_REL); }

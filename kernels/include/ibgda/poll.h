@@ -73,6 +73,15 @@ template <ibgda_u32 M> IBGDA_FN void ibgda_latch(ibgda_cq *cq, ibgda_status stat
 	}
 }
 
+/* Of a ring: is a completion there that was not taken? `high` is the last 8 bytes of the next one's place. */
+IBGDA_FN bool ibgda_cqe_waits(const ibgda_cq *cq, ibgda_u64 high)
+{
+	const ibgda_u32 lap = cq->consumer & cq->depth ? 1 : 0;
+	return high >> 60 != IBGDA_CQE_INVALID && ((ibgda_u32)(high >> 56) & 1) == lap;
+}
+
+IBGDA_FN const ibgda_u8 *ibgda_next_cqe(const ibgda_cq *cq) { return cq->ring + ((ibgda_u32)cq->consumer & (cq->depth - 1)) * IBGDA_CQE_BYTES; }
+
 /*
  * Takes the next completion, if one is there; no waiting. IBGDA_OK: a request succeeded. IBGDA_TIMEOUT: none is there.
  * Anything else: an error completion was taken, and the first one of this queue is latched in cq->error.
@@ -83,7 +92,7 @@ template <ibgda_u32 M> IBGDA_FN void ibgda_latch(ibgda_cq *cq, ibgda_status stat
 template <ibgda_u32 M> IBGDA_FN ibgda_status ibgda_take_cqe(ibgda_cq *cq, ibgda_cqe *out, ibgda_u64 *completed)
 {
 	const bool ring = !(M & IBGDA_COLLAPSED);
-	const ibgda_u8 *cqe = ring ? cq->ring + (cq->consumer & (cq->depth - 1)) * IBGDA_CQE_BYTES : cq->ring;
+	const ibgda_u8 *cqe = ring ? ibgda_next_cqe(cq) : cq->ring;
 	ibgda_quad tail = ibgda_load_tail(cqe + 48);
 	/* Bytes 56..63: opcode and QPN, big-endian; WQE counter, big-endian; signature; kind << 4 | format | owner. */
 	ibgda_u32 kind = (ibgda_u32)(tail.high >> 60);
@@ -95,9 +104,7 @@ template <ibgda_u32 M> IBGDA_FN ibgda_status ibgda_take_cqe(ibgda_cq *cq, ibgda_
 	/* At most 32768 requests are under way, so the nearest index at or above *completed with these 16 bits is meant. */
 	ibgda_u64 ahead = (ibgda_u16)(counter - (ibgda_u32)*completed);
 	if (ring) {
-		ibgda_u32 owner = (ibgda_u32)(tail.high >> 56) & 1;
-		ibgda_u32 lap = cq->consumer & cq->depth ? 1 : 0;
-		if (owner != lap)
+		if (!ibgda_cqe_waits(cq, tail.high))
 			return IBGDA_TIMEOUT;
 		cq->consumer++;
 	} else if (ahead >= IBGDA_MAX_DEPTH) {
@@ -116,7 +123,7 @@ template <ibgda_u32 M> IBGDA_FN ibgda_status ibgda_take_cqe(ibgda_cq *cq, ibgda_
 	out->byte_count = 0;
 	out->immediate = 0;
 	if (ring && !(M & IBGDA_SHARED))
-		ibgda_store_relaxed(cq->doorbell_record, ibgda_be32((ibgda_u32)cq->consumer & 0xffffff));
+		ibgda_store_relaxed(cq->doorbell_record, ibgda_be24((ibgda_u32)cq->consumer));
 
 	if (kind <= IBGDA_CQE_RESP_SEND_INV) {
 		/* A request that brought no data has none to acquire, and a fence would empty the L1. */
@@ -144,17 +151,6 @@ template <ibgda_u32 M> IBGDA_FN ibgda_status ibgda_take_cqe(ibgda_cq *cq, ibgda_
 		*completed = index;
 	ibgda_latch<M>(cq, status, index, out);
 	return status;
-}
-
-/* Is a completion there that was not taken? */
-template <ibgda_u32 M> IBGDA_FN bool ibgda_cqe_waits(const ibgda_cq *cq)
-{
-	ibgda_cq copy = *cq;
-	ibgda_cqe cqe;
-	ibgda_u32 unread[2];
-	copy.doorbell_record = unread;
-	copy.limit = nullptr;
-	return ibgda_take_cqe<M & ~IBGDA_SHARED>(&copy, &cqe, &copy.completed) != IBGDA_TIMEOUT;
 }
 
 IBGDA_FN bool ibgda_try_lock(ibgda_u32 *lock)
@@ -205,7 +201,7 @@ template <ibgda_u32 M> IBGDA_FN ibgda_status ibgda_drain(ibgda_cq *cq, ibgda_cqe
 	if (status == IBGDA_TIMEOUT) {
 		status = ibgda_missed<M>(cq);
 	} else if (!(M & IBGDA_COLLAPSED)) {
-		ibgda_store_relaxed(cq->doorbell_record, ibgda_be32((ibgda_u32)cq->consumer & 0xffffff));
+		ibgda_store_relaxed(cq->doorbell_record, ibgda_be24((ibgda_u32)cq->consumer));
 	}
 	ibgda_acquire_release<M>();
 	if (completed != before)
@@ -247,37 +243,58 @@ template <ibgda_u32 M = 0> IBGDA_FN ibgda_status ibgda_poll_cq(ibgda_cq *cq, ibg
 }
 
 /*
- * The usual case in few instructions: request `index` of an exclusive QP is known complete, or the next completion says so
- * and brings no data. False: nothing was changed.
+ * What is read of an exclusive QP's CQ to learn of a request: all of it at once, since on a GPU each load that waits for
+ * the one before costs as much as ten instructions.
  */
-template <ibgda_u32 M> IBGDA_FN bool ibgda_take_success(ibgda_cq *cq, ibgda_u64 index)
+struct ibgda_cq_view {
+	ibgda_u64 completed, consumer, fetching;
+	const ibgda_u8 *ring;
+	ibgda_u32 *record;
+	ibgda_u32 depth;
+};
+
+IBGDA_FN ibgda_cq_view ibgda_cq_read(const ibgda_cq *cq)
 {
 #if defined(__CUDACC__) && !defined(IBGDA_HOST)
 	const ibgda_quad known = ibgda_load_own_pair(&cq->completed), where = ibgda_load_own_pair(&cq->consumer);
-	const ibgda_quad addresses = ibgda_load_own_pair(&cq->ring), numbers = ibgda_load_own_pair(&cq->number);
-	const ibgda_u64 completed = known.low, consumer = where.low, fetching = where.high;
-	const ibgda_u8 *ring = reinterpret_cast<const ibgda_u8 *>(addresses.low);
-	ibgda_u32 *record = reinterpret_cast<ibgda_u32 *>(addresses.high), depth = (ibgda_u32)(numbers.low >> 32);
+	const ibgda_quad addresses = ibgda_load_constant_pair(&cq->ring), numbers = ibgda_load_constant_pair(&cq->number);
+	return {known.low, where.low, where.high, reinterpret_cast<const ibgda_u8 *>(addresses.low),
+		reinterpret_cast<ibgda_u32 *>(addresses.high), (ibgda_u32)(numbers.low >> 32)};
 #else
-	const ibgda_u64 completed = cq->completed, consumer = cq->consumer, fetching = cq->fetching;
-	const ibgda_u8 *ring = cq->ring;
-	ibgda_u32 *record = cq->doorbell_record, depth = cq->depth;
+	return {cq->completed, cq->consumer, cq->fetching, cq->ring, cq->doorbell_record, cq->depth};
 #endif
-	if (completed > index)
-		return true;
-	const ibgda_u64 tail = ibgda_load_tail(ring + ((ibgda_u32)consumer & (depth - 1)) * IBGDA_CQE_BYTES + 48).high;
+}
+
+/*
+ * The usual case in few instructions: request `index` is not known complete, but the next completion says so and brings no
+ * data. False: nothing was changed.
+ */
+IBGDA_FN bool ibgda_take_success(ibgda_cq *cq, const ibgda_cq_view &view, ibgda_u64 index)
+{
+	const ibgda_u64 tail = ibgda_load_tail(view.ring + ((ibgda_u32)view.consumer & (view.depth - 1)) * IBGDA_CQE_BYTES + 48).high;
 	/* Kind 0, a request's; its owner; an opcode below those that bring data. */
-	const ibgda_u32 lap = (ibgda_u32)consumer & depth ? 1 : 0, flags = (ibgda_u32)(tail >> 56);
-	if ((flags & 0xf1) != lap || (tail & 0xff) >= IBGDA_FIRST_FETCHING_OPCODE || fetching > completed)
+	const ibgda_u32 lap = (ibgda_u32)view.consumer & view.depth ? 1 : 0, flags = (ibgda_u32)(tail >> 56);
+	if ((flags & 0xf1) != lap || (tail & 0xff) >= IBGDA_FIRST_FETCHING_OPCODE || view.fetching > view.completed)
 		return false;
 	const ibgda_u32 counter = ibgda_be32((ibgda_u32)(tail >> 32)) >> 16;
-	const ibgda_u64 next = completed + (ibgda_u16)(counter - (ibgda_u32)completed) + 1;
+	const ibgda_u64 next = view.completed + (ibgda_u16)(counter - (ibgda_u32)view.completed) + 1;
 	if (next <= index)
 		return false;
-	cq->consumer = consumer + 1;
+	cq->consumer = view.consumer + 1;
 	cq->completed = next;
-	ibgda_store_relaxed(record, ibgda_be32(((ibgda_u32)consumer + 1) & 0xffffff));
+	ibgda_store_relaxed(view.record, ibgda_be24((ibgda_u32)view.consumer + 1));
 	return true;
+}
+
+/* Is request `index` of an exclusive QP known complete, or found so with one look at a ring? Of a shared one: false. */
+template <ibgda_u32 M> IBGDA_FN bool ibgda_wait_short(ibgda_cq *cq, ibgda_u64 index)
+{
+	if (M & IBGDA_SHARED)
+		return false;
+	if (M & IBGDA_COLLAPSED)
+		return cq->completed > index;
+	const ibgda_cq_view view = ibgda_cq_read(cq);
+	return view.completed > index || ibgda_take_success(cq, view, index);
 }
 
 /* The part of ibgda_wait_request that really waits. */
@@ -318,7 +335,7 @@ template <ibgda_u32 M> IBGDA_SLOW ibgda_status ibgda_wait_long(ibgda_cq *cq, ibg
  */
 template <ibgda_u32 M = 0> IBGDA_FN ibgda_status ibgda_wait_request(ibgda_cq *cq, ibgda_u64 index, ibgda_u64 deadline_ns)
 {
-	if (!(M & (IBGDA_SHARED | IBGDA_COLLAPSED)) && ibgda_take_success<M>(cq, index))
+	if (ibgda_wait_short<M>(cq, index))
 		return IBGDA_OK;
 	return ibgda_wait_long<M>(cq, index, deadline_ns);
 }
@@ -341,7 +358,7 @@ template <ibgda_u32 M = 0> IBGDA_FN ibgda_status ibgda_wait_for_cq_event(ibgda_c
 			ibgda_relax();
 		}
 	ibgda_u32 events = ibgda_load_relaxed(cq->events);
-	bool waits = ibgda_cqe_waits<M>(cq);
+	bool waits = ibgda_cqe_waits(cq, ibgda_load_tail(ibgda_next_cqe(cq) + 48).high);
 	if (!waits && !ibgda_look<M>(cq).error) {
 		ibgda_u32 arm = (events & 3) << 28 | ((ibgda_u32)cq->consumer & 0xffffff);
 		ibgda_release<0>();

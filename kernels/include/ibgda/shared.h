@@ -12,11 +12,13 @@
  *    the next by another xor. So each slot is in the prefix that exactly one thread publishes.
  * 4. Publish: the record must never go back, so one at a time writes it. `publisher` is the index told to the NIC, and
  *    whether somebody is telling. An atomic max puts the new index there: when somebody is telling he will find it when he
- *    tries to leave, by a compare-and-swap, and tells again. A poster who finds the prefix before his slots told and nobody
- *    telling takes the word at once, before he writes the WQE, with a plain store: nobody else can complete a prefix before
- *    his slots are ready. So alone on the QP he pays two atomics and two fences.
- *    A teller who has told IBGDA_PATIENT_ROUNDS times marks himself tired; the next that brings an index takes over, as
- *    soon as the tired one is done, so that nobody tells for others for ever.
+ *    tries to leave, by a compare-and-swap, and tells again.
+ *    A teller who has told IBGDA_PATIENT_ROUNDS times marks himself tired: the next that brings an index takes over, as
+ *    soon as the tired one has put what he told last into `rung`, so that nobody tells for others for ever.
+ *    A poster who is alone is tired from the start. That is one who finds the prefix before his slots told and nobody
+ *    telling; he takes the publisher's word at once, before he writes the WQE, with a plain store: nobody else can complete a
+ *    prefix before his slots are ready. He leaves by `rung` alone: when it has the index that is in the word of a tired one,
+ *    nobody is telling. So alone on the QP one pays two fences and waits for one atomic.
  *
  * Laps. A word holds bits of one lap at a time: a slot is used again only when the NIC has executed all slots of its word.
  */
@@ -45,6 +47,7 @@ struct ibgda_sq {
 	ibgda_u64 *doorbell;
 	ibgda_u64 *ready;
 	ibgda_u32 qpn, depth;
+	ibgda_u32 ready_shift;	/* IBGDA_READY_SLOTS as a power of two */
 };
 
 /* What is read in pairs lies in pairs. NVRTC has no offsetof; the other compilers see the same structures. */
@@ -54,8 +57,10 @@ struct ibgda_sq {
 		      "words of a pair")
 IBGDA_PAIR(ibgda_qp, send_ring, recv_ring);
 IBGDA_PAIR(ibgda_qp, doorbell_record, doorbell);
+IBGDA_PAIR(ibgda_qp, send_cq, recv_cq);
 IBGDA_PAIR(ibgda_qp, ready, post_timeout_ns);
 IBGDA_PAIR(ibgda_qp, producer, limit);
+IBGDA_PAIR(ibgda_qp, publisher, rung);
 IBGDA_PAIR(ibgda_cq, ring, doorbell_record);
 IBGDA_PAIR(ibgda_cq, consumer, fetching);
 IBGDA_PAIR(ibgda_cq, completed, error);
@@ -63,16 +68,40 @@ IBGDA_PAIR(ibgda_cq, completed, error);
 static_assert(__builtin_offsetof(ibgda_qp, number) % 16 == 0 && __builtin_offsetof(ibgda_cq, number) % 16 == 0, "numbers of a pair");
 #endif
 
+IBGDA_FN ibgda_u32 ibgda_ready_shift(ibgda_u32 depth)
+{
+	ibgda_u32 zeros;
+#if defined(__CUDACC__) && !defined(IBGDA_HOST)
+	/* Not __clz, which the compiler does again wherever it is needed. */
+	asm("clz.b32 %0, %1;" : "=r"(zeros) : "r"(depth));
+#else
+	zeros = (ibgda_u32)__builtin_clz(depth);
+#endif
+	return depth >= 128 ? 5 : depth >= 4 ? 29 - zeros : 0;
+}
+
 IBGDA_FN ibgda_sq ibgda_sq_of(const ibgda_qp *qp)
 {
 #if defined(__CUDACC__) && !defined(IBGDA_HOST)
-	ibgda_quad rings = ibgda_load_own_pair(&qp->send_ring), registers = ibgda_load_own_pair(&qp->doorbell_record);
-	ibgda_quad ready = ibgda_load_own_pair(&qp->ready), numbers = ibgda_load_own_pair(&qp->number);
+	ibgda_quad rings = ibgda_load_constant_pair(&qp->send_ring), registers = ibgda_load_constant_pair(&qp->doorbell_record);
+	ibgda_quad ready = ibgda_load_constant_pair(&qp->ready), numbers = ibgda_load_constant_pair(&qp->number);
+	const ibgda_u32 depth = (ibgda_u32)(numbers.low >> 32);
 	return {reinterpret_cast<ibgda_u8 *>(rings.low), reinterpret_cast<ibgda_u32 *>(registers.low) + 1,
 		reinterpret_cast<ibgda_u64 *>(registers.high), reinterpret_cast<ibgda_u64 *>(ready.low), (ibgda_u32)numbers.low,
-		(ibgda_u32)(numbers.low >> 32)};
+		depth, ibgda_ready_shift(depth)};
 #else
-	return {qp->send_ring, qp->doorbell_record + 1, qp->doorbell, qp->ready, qp->number, qp->send_depth};
+	return {qp->send_ring, qp->doorbell_record + 1, qp->doorbell, qp->ready, qp->number, qp->send_depth,
+		ibgda_ready_shift(qp->send_depth)};
+#endif
+}
+
+/* The CQ of the send queue; constant too. */
+IBGDA_FN ibgda_cq *ibgda_send_cq(const ibgda_qp *qp)
+{
+#if defined(__CUDACC__) && !defined(IBGDA_HOST)
+	return reinterpret_cast<ibgda_cq *>(ibgda_load_constant_pair(&qp->send_cq).low);
+#else
+	return qp->send_cq;
 #endif
 }
 
@@ -105,6 +134,11 @@ IBGDA_FN ibgda_u64 ibgda_shared_limit(ibgda_qp *qp, ibgda_u64 completed)
 template <ibgda_u32 M> IBGDA_SLOW ibgda_status ibgda_shared_wait_for_room(ibgda_qp *qp, ibgda_u64 index, ibgda_u64 end)
 {
 	ibgda_cq *cq = qp->send_cq;
+	if (!qp->ready) {
+		/* A handle that was not made for it. */
+		ibgda_atomic_add(&qp->producer, index - end);
+		return IBGDA_ERR_NO_QUEUE;
+	}
 	ibgda_u64 deadline = ibgda_clock_ns() + qp->post_timeout_ns;
 	for (;;) {
 		ibgda_known known = ibgda_look<M>(cq);
@@ -129,97 +163,113 @@ template <ibgda_u32 M> IBGDA_SLOW ibgda_status ibgda_shared_wait_for_room(ibgda_
 }
 
 /*
- * Reserves `slots` slots, at most half of the ring. *alone: all before them was told and nobody is telling.
+ * Reserves `slots` slots, at most half of the ring. *teller is the publisher's word and `rung`, as they were meanwhile.
  */
 template <ibgda_u32 M>
-IBGDA_FN ibgda_status ibgda_shared_reserve(ibgda_qp *qp, const ibgda_sq &sq, ibgda_u32 slots, ibgda_u64 *index, bool *alone)
+IBGDA_FN ibgda_status ibgda_shared_reserve(ibgda_qp *qp, const ibgda_sq &sq, ibgda_u32 slots, ibgda_u64 *index, ibgda_quad *teller)
 {
 	/* The three are under way at the same time. */
-	ibgda_u64 at = ibgda_atomic_add(&qp->producer, slots);
-	ibgda_u64 limit = ibgda_load_shared(&qp->limit), publisher = ibgda_load_shared(&qp->publisher);
-	/* Not looked at before, when it would have to be waited for. */
-	if (!sq.ready) {
-		ibgda_atomic_add(&qp->producer, ~(ibgda_u64)slots + 1);
-		return IBGDA_ERR_NO_QUEUE;
-	}
-	if (at + slots > limit) {
-		ibgda_status status = ibgda_shared_wait_for_room<M>(qp, at, at + slots);
-		if (status != IBGDA_OK)
-			return status;
-		publisher = ibgda_load_shared(&qp->publisher);
-	}
-	*alone = publisher == at << 2;
+	ibgda_u64 at = ibgda_atomic_add(&qp->producer, slots + ibgda_zero());
+	ibgda_u64 limit = ibgda_load_shared(&qp->limit);
+	*teller = ibgda_load_shared_pair(&qp->publisher);
 	*index = at;
-	return IBGDA_OK;
+	if (at + slots <= limit && sq.ready)
+		return IBGDA_OK;
+	teller->low = ~0ull;
+	return ibgda_shared_wait_for_room<M>(qp, at, at + slots);
 }
 
-/* The bits of slots [index, end), which lie in one word. */
-IBGDA_PURE ibgda_u64 ibgda_ready_bits(ibgda_u64 index, ibgda_u64 end, ibgda_u32 slots)
+/*
+ * Is a poster whose slots begin with `index` alone: all before them was told, and nobody is telling? 32 bits do: what was
+ * told is never a ring away from what was reserved. What follows is for rings with 32 slots to a word.
+ */
+IBGDA_FN bool ibgda_is_alone(const ibgda_sq &sq, const ibgda_quad &teller, ibgda_u64 index)
 {
-	ibgda_u32 first = (ibgda_u32)index & (slots - 1);
-	return (((1ull << (end - index)) - 1) << first);
+	const ibgda_u32 state = (ibgda_u32)teller.low - ((ibgda_u32)index << 2);
+	/* No branches. */
+	return (sq.depth >= 128) & ((state == 0) | ((state == (IBGDA_BUSY | IBGDA_TIRED)) & ((ibgda_u32)teller.high == (ibgda_u32)index)));
 }
 
-/* Toggles bits of the word that slot `index` lies in; the word as it is then, with 1 for what was toggled in this lap. */
-IBGDA_FN ibgda_u64 ibgda_ready_toggle(const ibgda_sq &sq, ibgda_u64 index, ibgda_u64 bits)
+/* A word of `ready`, and what slot it begins with. */
+struct ibgda_ready {
+	ibgda_u64 *word;
+	ibgda_u64 first;
+	ibgda_u32 slots;
+	bool odd;	/* of an odd lap: its bits are 0 when they have been toggled */
+};
+
+/* The word that slot `index` lies in. */
+IBGDA_FN ibgda_ready ibgda_ready_of(const ibgda_sq &sq, ibgda_u64 index)
 {
-	ibgda_u32 slots = IBGDA_READY_SLOTS(sq.depth);
-	ibgda_u64 *word = sq.ready + ((ibgda_u32)index & (sq.depth - 1)) / slots;
-	ibgda_u64 now = ibgda_atomic_xor(word, bits) ^ bits;
-	return index & sq.depth ? ~now : now;
+	const ibgda_u32 slots = 1u << sq.ready_shift;
+	return {sq.ready + (((ibgda_u32)index & (sq.depth - 1)) >> sq.ready_shift), index & ~(ibgda_u64)(slots - 1), slots,
+		((ibgda_u32)index & sq.depth) != 0};
 }
 
-/* One past the last of the slots that are ready in the word of slot `index`, from the word's first on. */
-IBGDA_PURE ibgda_u64 ibgda_ready_end(ibgda_u64 index, ibgda_u64 now, ibgda_u32 slots)
+/* The bits of slots [index, end) that are in the word, as `index` is. */
+IBGDA_PURE ibgda_u64 ibgda_ready_bits(const ibgda_ready &ready, ibgda_u64 index, ibgda_u64 end)
 {
-	ibgda_u64 missing = ~now | (1ull << slots), first = index & ~(ibgda_u64)(slots - 1);
+	const ibgda_u32 from = (ibgda_u32)(index - ready.first);
+	const ibgda_u32 to = end < ready.first + ready.slots ? (ibgda_u32)(end - ready.first) : ready.slots;
+	return (1ull << to) - (1ull << from);
+}
+
+/* Toggles bits of the word; as it is then, with 1 for what was toggled in this lap. */
+IBGDA_FN ibgda_u64 ibgda_ready_toggle(const ibgda_ready &ready, ibgda_u64 bits)
+{
+	ibgda_u64 now = ibgda_atomic_xor(ready.word, bits) ^ bits;
+	return ready.odd ? ~now : now;
+}
+
+/* One past the last of the slots that are ready, from the word's first on. */
+IBGDA_PURE ibgda_u64 ibgda_ready_end(const ibgda_ready &ready, ibgda_u64 now)
+{
+	ibgda_u64 missing = ~now | (1ull << ready.slots);
 #ifdef __CUDA_ARCH__
-	return first + (ibgda_u32)(__ffsll((long long)missing) - 1);
+	return ready.first + (ibgda_u32)(__ffsll((long long)missing) - 1);
 #else
-	return first + (ibgda_u32)__builtin_ctzll(missing);
+	return ready.first + (ibgda_u32)__builtin_ctzll(missing);
 #endif
+}
+
+/* Gives the entry to the word that begins with slot `end`, all before being ready. The end of what is ready then. */
+IBGDA_SLOW ibgda_u64 ibgda_ready_pass(ibgda_sq sq, ibgda_u64 end)
+{
+	for (;;) {
+		const ibgda_ready ready = ibgda_ready_of(sq, end);
+		const ibgda_u64 further = ibgda_ready_end(ready, ibgda_ready_toggle(ready, IBGDA_READY_FIRST));
+		if (further != ready.first + ready.slots)
+			return further;
+		end = further;
+	}
 }
 
 /*
  * Makes slots [index, end) ready. The end of the prefix that the caller has to publish; 0: none, another thread will. The
- * bits of the first word are set by the last xor, of which `now` is the result when it was done before.
+ * higher words first, so that the first one decides.
  */
-IBGDA_FN ibgda_u64 ibgda_ready_prefix(const ibgda_sq &sq, ibgda_u64 index, ibgda_u64 now)
-{
-	ibgda_u32 slots = IBGDA_READY_SLOTS(sq.depth);
-	if (!(now & IBGDA_READY_FIRST))
-		return 0;
-	ibgda_u64 end = ibgda_ready_end(index, now, slots);
-	if (end <= index)
-		return 0;
-	while (!(end & (slots - 1))) {
-		ibgda_u64 next = ibgda_ready_toggle(sq, end, IBGDA_READY_FIRST);
-		ibgda_u64 further = ibgda_ready_end(end, next, slots);
-		if (further == end)
-			break;
-		end = further;
-	}
-	return end;
-}
-
-/* The xors; the higher words first, so that the first one, whose result is returned, decides. */
 IBGDA_FN ibgda_u64 ibgda_ready_set(const ibgda_sq &sq, ibgda_u64 index, ibgda_u64 end)
 {
-	ibgda_u32 slots = IBGDA_READY_SLOTS(sq.depth);
-	ibgda_u64 first_end = (index & ~(ibgda_u64)(slots - 1)) + slots;
-	while (end > first_end) {
-		ibgda_u64 from = (end - 1) & ~(ibgda_u64)(slots - 1);
-		ibgda_ready_toggle(sq, from, ibgda_ready_bits(from, end, slots));
-		end = from;
+	const ibgda_ready ready = ibgda_ready_of(sq, index);
+	while (end > ready.first + ready.slots) {
+		const ibgda_ready last = ibgda_ready_of(sq, end - 1);
+		ibgda_ready_toggle(last, ibgda_ready_bits(last, last.first, end));
+		end = last.first;
 	}
-	return ibgda_ready_toggle(sq, index, ibgda_ready_bits(index, end, slots));
+	const ibgda_u64 now = ibgda_ready_toggle(ready, ibgda_ready_bits(ready, index, end));
+	if (!(now & IBGDA_READY_FIRST))
+		return 0;
+	const ibgda_u64 prefix = ibgda_ready_end(ready, now);
+	if (prefix <= index)
+		return 0;
+	return prefix == ready.first + ready.slots ? ibgda_ready_pass(sq, prefix) : prefix;
 }
 
 /* Record, fence, doorbell. Whatever must be seen before the record was fenced off. */
 template <ibgda_u32 M> IBGDA_FN void ibgda_tell(const ibgda_sq &sq, ibgda_u64 end)
 {
 	if (!(M & IBGDA_NO_RECORD)) {
-		ibgda_store_record(sq.record, ibgda_be32((ibgda_u32)(end & 0xffff)));
+		ibgda_store_record(sq.record, ibgda_be16((ibgda_u32)end));
 		ibgda_release<M>();
 	}
 	ibgda_u64 value = ibgda_doorbell_value(end, sq.qpn);
@@ -229,16 +279,10 @@ template <ibgda_u32 M> IBGDA_FN void ibgda_tell(const ibgda_sq &sq, ibgda_u64 en
 		ibgda_store_doorbell(sq.doorbell, value);
 }
 
-/*
- * Leaves the publisher's word as somebody who told the NIC of `told`; tells of what came meanwhile first. `word` is what
- * is in the word, if nothing came.
- */
-template <ibgda_u32 M> IBGDA_FN void ibgda_leave(ibgda_qp *qp, const ibgda_sq &sq, ibgda_u64 told, ibgda_u64 word)
+/* The rest of ibgda_leave, when the publisher's word is not `word` but `now`. */
+template <ibgda_u32 M> IBGDA_SLOW void ibgda_leave_later(ibgda_qp *qp, ibgda_sq sq, ibgda_u64 told, ibgda_u64 word, ibgda_u64 now)
 {
-	for (ibgda_u32 rounds = 1;; rounds++) {
-		ibgda_u64 now = ibgda_atomic_cas(&qp->publisher, word, told << 2);
-		if (now == word)
-			return;
+	for (ibgda_u32 rounds = 1; now != word; rounds++) {
 		if (word & IBGDA_TIRED) {
 			/* Taken over. What was told last can be passed now. */
 			ibgda_acquire_release<M>();
@@ -253,7 +297,19 @@ template <ibgda_u32 M> IBGDA_FN void ibgda_leave(ibgda_qp *qp, const ibgda_sq &s
 		told = word >> 2;
 		ibgda_acquire_release<M>();
 		ibgda_tell<M>(sq, told);
+		now = ibgda_atomic_cas(&qp->publisher, word, told << 2);
 	}
+}
+
+/*
+ * Leaves the publisher's word as somebody who told the NIC of `told`; tells of what came meanwhile first. `word` is what
+ * is in the word, if nothing came.
+ */
+template <ibgda_u32 M> IBGDA_FN void ibgda_leave(ibgda_qp *qp, const ibgda_sq &sq, ibgda_u64 told, ibgda_u64 word)
+{
+	const ibgda_u64 now = ibgda_atomic_cas(&qp->publisher, word, told << 2);
+	if (now != word)
+		ibgda_leave_later<M>(qp, sq, told, word, now);
 }
 
 /* Publishes all slots below `end`, a prefix that the caller completed. */
@@ -279,61 +335,60 @@ template <ibgda_u32 M> IBGDA_FN void ibgda_shared_publish(ibgda_qp *qp, const ib
 }
 
 /*
- * Leaves as the poster who took the publisher's word before he wrote slots [index, end), and has told of them. `now` is the
- * first slot's ready word as his xor made it: it may show slots of others behind his.
+ * The rest of ibgda_shared_ring_alone when slots behind `end` are ready, as the word of slot `index` says: nobody else will
+ * tell of them. `now` is that word.
  */
 template <ibgda_u32 M>
-IBGDA_FN void ibgda_leave_alone(ibgda_qp *qp, const ibgda_sq &sq, ibgda_u64 index, ibgda_u64 end, ibgda_u64 now)
+IBGDA_SLOW void ibgda_shared_ring_others(ibgda_qp *qp, ibgda_sq sq, ibgda_u64 end, ibgda_u64 index, ibgda_u64 now)
 {
-	const ibgda_u64 prefix = ibgda_ready_prefix(sq, index, now);
-	if (prefix > end) {
-		ibgda_acquire_release<M>();
-		ibgda_tell<M>(sq, prefix);
-	}
-	ibgda_leave<M>(qp, sq, prefix, index << 2 | IBGDA_BUSY);
+	const ibgda_ready ready = ibgda_ready_of(sq, index);
+	ibgda_u64 prefix = ibgda_ready_end(ready, ready.odd ? ~now : now);
+	if (prefix == ready.first + ready.slots)
+		prefix = ibgda_ready_pass(sq, prefix);
+	if (prefix > end)
+		ibgda_shared_publish<M>(qp, sq, prefix);
 }
 
+/* Takes the publisher's word for slots below `end`, as a poster who is alone and has not written them yet. */
+IBGDA_FN void ibgda_shared_take(ibgda_qp *qp, ibgda_u64 end) { ibgda_store_shared(&qp->publisher, end << 2 | IBGDA_BUSY | IBGDA_TIRED); }
+
 /*
- * The usual case in few instructions: slots of one word, which they do not fill, of a poster who is alone, and still is when
- * he has told. False: nothing was done.
+ * Tells of slots [index, end) as the poster who took the publisher's word before he wrote them: all before them was told, so
+ * that they are the prefix, whatever else is ready. The usual case, in few instructions.
  */
-template <ibgda_u32 M> IBGDA_FN bool ibgda_shared_ring_alone(ibgda_qp *qp, const ibgda_sq &sq, ibgda_u64 index, ibgda_u64 end)
+template <ibgda_u32 M> IBGDA_FN void ibgda_shared_ring_alone(ibgda_qp *qp, const ibgda_sq &sq, ibgda_u64 index, ibgda_u64 end)
 {
-	const ibgda_u32 slots = IBGDA_READY_SLOTS(sq.depth), count = (ibgda_u32)(end - index), at = (ibgda_u32)index & (slots - 1);
-	if (at + count >= slots)
-		return false;
-	const ibgda_u32 before = (1u << at) - 1, bits = ((1u << count) - 1) << at;
-	const ibgda_u32 all = slots == 32 ? ~0u : (1u << slots) - 1;
-	ibgda_u64 *word = sq.ready + ((ibgda_u32)index & (sq.depth - 1)) / slots;
-	/* The word if only what is before these slots is ready: as it is, or in an odd lap the other way round. */
-	const ibgda_u64 usual = (ibgda_u32)index & sq.depth ? all ^ before : IBGDA_READY_FIRST | before;
-	const ibgda_u64 old = ibgda_atomic_xor(word, bits), busy = index << 2 | IBGDA_BUSY;
+	/* The slots' word, from bit `from` up to `to`; `entry`: with its entry. */
+	ibgda_u32 slot = (ibgda_u32)index, from = slot & 31, to = from + (ibgda_u32)end - slot, entry = 0;
+	ibgda_u64 *word = ibgda_word(sq.ready, (slot & (sq.depth - 1)) >> 5);
+	while (to >= 32) {
+		/* Full, whatever its xor gives: nobody else has slots in it that were not told. The next one gets its entry at once. */
+		ibgda_atomic_xor(word, (ibgda_u64)entry << 32 | (ibgda_u32)(~0u << from));
+		slot += 32 - from;
+		word = ibgda_word(sq.ready, (slot & (sq.depth - 1)) >> 5);
+		to -= 32;
+		from = 0;
+		entry = 1;
+	}
+	const ibgda_u64 bits = (ibgda_u64)entry << 32 | ((1u << to) - (1u << from));
+	ibgda_u64 old = ibgda_atomic_xor(word, bits);
+	/* While that is under way. */
 	ibgda_tell<M>(sq, end);
-	if (old == usual && ibgda_atomic_cas(&qp->publisher, busy, end << 2) == busy)
-		return true;
-	/* Others came. */
-	const ibgda_u64 now = old ^ bits;
-	ibgda_leave_alone<M>(qp, sq, index, end, (ibgda_u32)index & sq.depth ? ~now : now);
-	return true;
+	ibgda_store_shared(&qp->rung, end);
+	old = ibgda_later(old);
+	/* The word if only what is before these slots is ready: in an even lap, in an odd one. */
+	const ibgda_u32 odd = slot & sq.depth ? ~0u : 0;
+	if ((ibgda_u32)old != (((1u << from) - 1) ^ odd) || (ibgda_u32)(old >> 32) != ((entry ^ 1) ^ (odd & 1)))
+		ibgda_shared_ring_others<M>(qp, sq, end, end - to, old ^ bits);
 }
 
 /*
- * Makes slots [index, end), which were written before the fence that the caller had, known to the NIC. `alone` as the
- * reservation said, if the caller then put index << 2 | IBGDA_BUSY into the publisher's word.
+ * Makes slots [index, end), which were written before the fence that the caller had, known to the NIC, or with ring = false
+ * only ready for the next doorbell.
  */
-template <ibgda_u32 M>
-IBGDA_FN void ibgda_shared_ring(ibgda_qp *qp, const ibgda_sq &sq, ibgda_u64 index, ibgda_u64 end, bool alone, bool ring)
+template <ibgda_u32 M> IBGDA_SLOW void ibgda_shared_ring(ibgda_qp *qp, ibgda_sq sq, ibgda_u64 index, ibgda_u64 end, bool ring)
 {
-	if (alone && ibgda_shared_ring_alone<M>(qp, sq, index, end))
-		return;
-	ibgda_u64 now = ibgda_ready_set(sq, index, end);
-	if (alone) {
-		/* While the xor is under way: whatever it shows, the slots before `end` are the prefix. */
-		ibgda_tell<M>(sq, end);
-		ibgda_leave_alone<M>(qp, sq, index, end, now);
-		return;
-	}
-	ibgda_u64 prefix = ibgda_ready_prefix(sq, index, now);
+	ibgda_u64 prefix = ibgda_ready_set(sq, index, end);
 	if (!prefix)
 		return;
 	/* Slots of others behind these: who wrote them counts on it that this thread rings. */

@@ -325,7 +325,7 @@ IBGDA_FN ibgda_status ibgda_recv(ibgda_qp *qp, ibgda_u64 local, ibgda_u32 lkey, 
 		ibgda_store_quad(qp->recv_ring + (index & (qp->recv_depth - 1)) * IBGDA_RECV_WQE_BYTES,
 				 ibgda_data_segment(local, lkey, bytes));
 		ibgda_release<M>();
-		ibgda_store_record(qp->doorbell_record, ibgda_be32((ibgda_u32)((index + 1) & 0xffff)));
+		ibgda_store_record(qp->doorbell_record, ibgda_be16((ibgda_u32)index + 1));
 	}
 	if (M & IBGDA_SHARED)
 		ibgda_unlock<M>(&qp->recv_lock);
@@ -358,22 +358,18 @@ template <ibgda_u32 M, class Call> IBGDA_FN ibgda_status ibgda_once(const ibgda_
 template <ibgda_u32 M = 0> IBGDA_FN ibgda_status ibgda_wait(ibgda_qp *qp, ibgda_u64 request, ibgda_u64 deadline_ns)
 {
 	return ibgda_once<M>(qp, request, [&](ibgda_u64 latest) {
-		ibgda_cq *cq = qp->send_cq;
-		const ibgda_u32 depth = qp->send_depth;
-		ibgda_u64 posted, limit;
-		if (M & IBGDA_SHARED)
-			posted = ibgda_load_shared(&qp->producer), limit = ibgda_load_shared(&qp->limit);
-		else
-			ibgda_where(qp, &posted, &limit);
-		if (latest >= posted)
+		ibgda_cq *cq = ibgda_send_cq(qp);
+		/* Nothing is known complete that was not posted: that need not be looked at first. */
+		if (ibgda_wait_short<M>(cq, latest))
+			return IBGDA_OK;
+		if (latest >= ibgda_posted<M>(qp))
 			return IBGDA_ERR_INVALID_INDEX;
 		/* The limit is a ring ahead of what is known complete. */
-		if (latest + depth < limit) {
-			if (M & IBGDA_SHARED)
-				ibgda_acquire();
+		if ((M & IBGDA_SHARED) && latest + ibgda_sq_of(qp).depth < ibgda_load_shared(&qp->limit)) {
+			ibgda_acquire();
 			return IBGDA_OK;
 		}
-		return ibgda_wait_request<M>(cq, latest, deadline_ns);
+		return ibgda_wait_long<M>(cq, latest, deadline_ns);
 	});
 }
 

@@ -45,6 +45,17 @@ struct ibgda_wqe {
 	ibgda_u32 segments;
 };
 
+/* Where the compiler shall have made the WQE by: it would leave it for after what comes next, however long that takes. */
+IBGDA_FN void ibgda_made(const ibgda_wqe &wqe)
+{
+#ifdef __CUDACC__
+#pragma unroll
+#endif
+	for (int i = 0; i < 4; i++)
+		asm volatile("" ::"r"((ibgda_u32)wqe.quad[i].low), "r"((ibgda_u32)(wqe.quad[i].low >> 32)), "r"((ibgda_u32)wqe.quad[i].high),
+			     "r"((ibgda_u32)(wqe.quad[i].high >> 32)));
+}
+
 /* A quad from four 32-bit words in host order, stored big-endian. */
 IBGDA_PURE ibgda_quad ibgda_quad_be(ibgda_u32 w0, ibgda_u32 w1, ibgda_u32 w2, ibgda_u32 w3)
 {
@@ -65,8 +76,10 @@ IBGDA_PURE ibgda_u32 ibgda_ctrl_flags(ibgda_u32 flags)
 IBGDA_PURE ibgda_quad ibgda_ctrl_segment(ibgda_opcode opcode, ibgda_u64 index, ibgda_u32 qpn, ibgda_u32 segments,
 					 ibgda_u32 flags, ibgda_u32 immediate)
 {
-	return ibgda_quad_be((ibgda_u32)(index & 0xffff) << 8 | (ibgda_u32)opcode, qpn << 8 | segments,
-			     ibgda_ctrl_flags(flags), immediate);
+	ibgda_quad q;
+	q.low = (ibgda_u64)ibgda_be24_8(qpn, segments) << 32 | ibgda_be16_8((ibgda_u32)index, opcode);
+	q.high = (ibgda_u64)ibgda_be32(immediate) << 32 | ibgda_be32(ibgda_ctrl_flags(flags));
+	return q;
 }
 
 IBGDA_PURE ibgda_quad ibgda_remote_segment(ibgda_u64 address, ibgda_u32 rkey)
@@ -234,7 +247,7 @@ IBGDA_PURE ibgda_wqe ibgda_wqe_nop(ibgda_u64 index, ibgda_u32 qpn, ibgda_u32 fla
 /* What a doorbell store carries: the producer index and the QP, laid out as a control segment begins. */
 IBGDA_PURE ibgda_u64 ibgda_doorbell_value(ibgda_u64 producer_index, ibgda_u32 qpn)
 {
-	return (ibgda_u64)ibgda_be32(qpn << 8) << 32 | ibgda_be32((ibgda_u32)(producer_index & 0xffff) << 8);
+	return (ibgda_u64)ibgda_be24_8(qpn, 0) << 32 | ibgda_be16_8((ibgda_u32)producer_index, 0);
 }
 
 #endif

@@ -6,6 +6,8 @@
  */
 #include "rig.cuh"
 
+#include <chrono>
+
 Result *results;
 unsigned divisor = 1;
 static int passed, failed;
@@ -20,7 +22,10 @@ Test::Test(void (*run)()) { tests().push_back(run); }
 
 void check(bool good, const char *name)
 {
-	std::printf("%s … %s\n", name, good ? "ok" : "FAILED");
+	static auto since = std::chrono::steady_clock::now();
+	auto now = std::chrono::steady_clock::now();
+	std::printf("%s … %s (%.1f s)\n", name, good ? "ok" : "FAILED", std::chrono::duration<double>(now - since).count());
+	since = now;
 	std::fflush(stdout);
 	(good ? passed : failed)++;
 }

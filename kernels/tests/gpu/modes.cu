@@ -3,7 +3,7 @@
 #include "rig.cuh"
 
 /* Each thread: puts its piece, then gets it back to another place, and waits for both. */
-template <ibgda_u32 M> static __global__ void pieces(ibgda_qp *qp, ibgda_region to, ibgda_region from, ibgda_u32 bytes, ibgda_u32 stride,
+template <ibgda_u32 M> static __global__ void __launch_bounds__(1024) pieces(ibgda_qp *qp, ibgda_region to, ibgda_region from, ibgda_u32 bytes, ibgda_u32 stride,
 					      Result *results)
 {
 	ibgda_u32 me = blockIdx.x * blockDim.x + threadIdx.x;
@@ -67,7 +67,7 @@ static void scopes()
 }
 
 /* Threads with nothing to post take part; each other one adds to the peer's counter. */
-template <ibgda_u32 M> static __global__ void count(ibgda_qp *qp, ibgda_region to, ibgda_region from, ibgda_u32 rounds, Result *results)
+template <ibgda_u32 M> static __global__ void __launch_bounds__(1024) count(ibgda_qp *qp, ibgda_region to, ibgda_region from, ibgda_u32 rounds, Result *results)
 {
 	ibgda_u32 me = blockIdx.x * blockDim.x + threadIdx.x;
 	bool skip = (M & IBGDA_SCOPES) && threadIdx.x % 3 == 1;
@@ -122,7 +122,7 @@ static void counters()
 }
 
 /* Every value once, on a small ring, under many threads. */
-static __global__ void wrap_shared(ibgda_qp *qp, ibgda_region to, ibgda_u64 each, Result *results)
+static __global__ void __launch_bounds__(1024) wrap_shared(ibgda_qp *qp, ibgda_region to, ibgda_u64 each, Result *results)
 {
 	ibgda_u32 me = blockIdx.x * blockDim.x + threadIdx.x;
 	ibgda_status status = IBGDA_OK;

@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <utility>
 #include <vector>
 
 #include <cuda_runtime.h>
@@ -60,6 +61,8 @@ inline char *pinned(cx_fabric *fabric, size_t bytes)
 /* Two functions of the model, a QP pair between them, a buffer on each. */
 struct Rig {
 	cx_fabric *fabric = cx_open(2, UINT64_MAX);
+	std::vector<std::pair<char *, size_t>> chunks;
+	size_t used = 0;
 	uint32_t pd[2], key[2];
 	char *buffer[2];
 	std::vector<cx_qp> qps;
@@ -71,7 +74,7 @@ struct Rig {
 		if (!fabric)
 			must(-1, "cx_open");
 		for (uint32_t i = 0; i < 2; i++) {
-			buffer[i] = pinned(fabric, LEN);
+			buffer[i] = pin(LEN);
 			must(cx_alloc_pd(fabric, i, &pd[i]), "cx_alloc_pd");
 			must(cx_create_mkey(fabric, i, pd[i], (uint64_t)buffer[i], LEN, CX_ACCESS_ALL, &key[i]),
 			     "cx_create_mkey");
@@ -87,8 +90,21 @@ struct Rig {
 		cx_close(fabric);
 		for (char *handle : handles)
 			cudaFree(handle);
-		for (char *memory : buffer)
-			cudaHostUnregister(memory), munmap(memory, LEN);
+		for (auto &chunk : chunks)
+			cudaHostUnregister(chunk.first), munmap(chunk.first, chunk.second);
+	}
+
+	/* Pinned memory, zeroed, of whole pages; from large pieces, since to pin one takes many milliseconds. */
+	char *pin(size_t bytes)
+	{
+		bytes = (bytes + 4095) & ~(size_t)4095;
+		if (chunks.empty() || used + bytes > chunks.back().second) {
+			size_t size = std::max(bytes, 2 * LEN);
+			chunks.push_back({pinned(fabric, size), size});
+			used = 0;
+		}
+		used += bytes;
+		return chunks.back().first + used - bytes;
 	}
 
 	/*
@@ -99,10 +115,10 @@ struct Rig {
 		       ibgda_qp **peer = nullptr)
 	{
 		cx_qp pair[2];
-		size_t bytes = (cx_qp_bytes(depth, recv_depth) + 4095) & ~(size_t)4095;
+		size_t bytes = cx_qp_bytes(depth, recv_depth);
 		int collapsed = mode & IBGDA_COLLAPSED ? 1 : 0;
 		for (uint32_t i = 0; i < 2; i++)
-			must(cx_open_qp(fabric, i, pd[i], depth, recv_depth, collapsed, pinned(fabric, bytes), pinned(fabric, 4096), &pair[i]),
+			must(cx_open_qp(fabric, i, pd[i], depth, recv_depth, collapsed, pin(bytes), pin(4096), &pair[i]),
 			     "cx_open_qp");
 		must(cx_connect(fabric, 0, pair[0].qpn, cx_lid(fabric, 1), pair[1].qpn), "cx_connect");
 		must(cx_connect(fabric, 1, pair[1].qpn, cx_lid(fabric, 0), pair[0].qpn), "cx_connect");

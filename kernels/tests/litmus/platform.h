@@ -19,6 +19,7 @@
 #define ibgda_acquire_release cpu_acquire_release
 #define ibgda_acquire cpu_acquire
 #define ibgda_store_quad cpu_store_quad
+#define ibgda_store_quads cpu_store_quads
 #define ibgda_store_relaxed cpu_store_relaxed
 #define ibgda_store_record cpu_store_record
 #define ibgda_store_word cpu_store_word
@@ -39,6 +40,7 @@
 #undef ibgda_acquire_release
 #undef ibgda_acquire
 #undef ibgda_store_quad
+#undef ibgda_store_quads
 #undef ibgda_store_relaxed
 #undef ibgda_store_record
 #undef ibgda_store_word
@@ -102,6 +104,14 @@ struct memory {
 		words[count++].store(value, rl::mo_relaxed, $);
 	}
 
+	bool knows(const void *address) const
+	{
+		for (unsigned i = 0; i < count; i++)
+			if (addresses[i] == address)
+				return true;
+		return false;
+	}
+
 	rl::atomic<ibgda_u64> &at(const void *address)
 	{
 		for (unsigned i = 0; i < count; i++)
@@ -138,6 +148,9 @@ IBGDA_FN void ibgda_store_quad(void *to, ibgda_quad value)
 	litmus::mine() = litmus::BEFORE_RECORD;
 }
 
+/* The first of them stands for all. */
+IBGDA_FN void ibgda_store_quads(void *to, const ibgda_quad *quads) { ibgda_store_quad(to, quads[0]); }
+
 IBGDA_FN void ibgda_store_relaxed(ibgda_u32 *word, ibgda_u32 value) { litmus::store(word, value); }
 
 IBGDA_FN void ibgda_store_record(ibgda_u32 *record, ibgda_u32 big_endian)
@@ -160,10 +173,10 @@ IBGDA_FN ibgda_quad ibgda_load_tail(const void *tail)
 
 IBGDA_FN ibgda_u64 ibgda_load_shared(const ibgda_u64 *word) { return litmus::load(word); }
 
-/* `completed` and the error, of which there is none. */
+/* The publisher's word and `rung`; or `completed` and the error, of which there is none. */
 IBGDA_FN ibgda_quad ibgda_load_shared_pair(const ibgda_u64 *words)
 {
-	ibgda_quad value = {litmus::load(words), 0};
+	ibgda_quad value = {litmus::load(words), litmus::memory::current->knows(words + 1) ? litmus::load(words + 1) : 0};
 	return value;
 }
 

@@ -352,7 +352,9 @@ fn a_doorbell_on_another_s_page_is_counted_and_does_nothing() {
         ibgda_status::IBGDA_TIMEOUT
     );
     a.handle.doorbell = right;
+    // As if it had never been rung.
     a.handle.rung = 0;
+    a.handle.unrung = a.handle.producer;
     let mut poster = a.poster();
     poster.write_doorbell(1).unwrap();
     poster.wait(request, PATIENCE).unwrap();
