@@ -359,15 +359,21 @@ template <ibgda_u32 M = 0> IBGDA_FN ibgda_status ibgda_wait(ibgda_qp *qp, ibgda_
 {
 	return ibgda_once<M>(qp, request, [&](ibgda_u64 latest) {
 		ibgda_cq *cq = ibgda_send_cq(qp);
-		/* Nothing is known complete that was not posted: that need not be looked at first. */
-		if (ibgda_wait_short<M>(cq, latest))
-			return IBGDA_OK;
-		if (latest >= ibgda_posted<M>(qp))
-			return IBGDA_ERR_INVALID_INDEX;
-		/* The limit is a ring ahead of what is known complete. */
-		if ((M & IBGDA_SHARED) && latest + ibgda_sq_of(qp).depth < ibgda_load_shared(&qp->limit)) {
-			ibgda_acquire();
-			return IBGDA_OK;
+		if constexpr (M & IBGDA_SHARED) {
+			const ibgda_quad ends = ibgda_load_shared_pair(&qp->producer);
+			if (latest >= ends.low)
+				return IBGDA_ERR_INVALID_INDEX;
+			/* The limit is a ring ahead of what is known complete. */
+			if (latest + ibgda_sq_of(qp).depth < ends.high) {
+				ibgda_acquire();
+				return IBGDA_OK;
+			}
+		} else {
+			/* Nothing is known complete that was not posted: that need not be looked at first. */
+			if (ibgda_wait_short<M>(cq, latest))
+				return IBGDA_OK;
+			if (latest >= qp->producer)
+				return IBGDA_ERR_INVALID_INDEX;
 		}
 		return ibgda_wait_long<M>(cq, latest, deadline_ns);
 	});

@@ -64,6 +64,9 @@ static void scopes()
 	check(moves<S | C>("shared, collapsed", 1024, 8, 128), "1024 threads on a shared QP, collapsed CQ");
 	check(moves<S | W>("shared warps", 128, 8, 64), "16 warps on a shared QP");
 	check(moves<S | B>("shared blocks", 512, 8, 128), "8 blocks on a shared QP");
+	check(moves<IBGDA_BLUEFLAME>("BlueFlame", 64, 1, 1), "requests that go along with their doorbell");
+	check(moves<IBGDA_CPU_DOORBELL>("CPU doorbell", 64, 1, 1), "a CPU thread that carries the doorbells");
+	check(moves<S | IBGDA_CPU_DOORBELL>("shared, CPU doorbell", 256, 8, 96), "768 threads, and a CPU thread that carries the doorbells");
 }
 
 /* Threads with nothing to post take part; each other one adds to the peer's counter. */

@@ -7,10 +7,12 @@
 #define GPU_RIG_CUH
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -63,6 +65,8 @@ struct Rig {
 	cx_fabric *fabric = cx_open(2, UINT64_MAX);
 	std::vector<std::pair<char *, size_t>> chunks;
 	size_t used = 0;
+	std::vector<std::thread> carriers;
+	std::atomic<bool> stop{false};
 	uint32_t pd[2], key[2];
 	char *buffer[2];
 	std::vector<cx_qp> qps;
@@ -86,6 +90,9 @@ struct Rig {
 
 	~Rig()
 	{
+		stop = true;
+		for (std::thread &carrier : carriers)
+			carrier.join();
 		cudaHostUnregister((void *)status);
 		cx_close(fabric);
 		for (char *handle : handles)
@@ -140,6 +147,20 @@ struct Rig {
 	}
 
     private:
+	/* A word in memory, of which a thread carries each new value to the register. */
+	ibgda_u64 *carried(ibgda_u64 *doorbell)
+	{
+		ibgda_u64 *word = (ibgda_u64 *)pin(4096);
+		carriers.emplace_back([this, word, doorbell] {
+			for (ibgda_u64 last = 0; !stop;) {
+				ibgda_u64 value = __atomic_load_n(word, __ATOMIC_ACQUIRE);
+				if (value != last)
+					__atomic_store_n(doorbell, last = value, __ATOMIC_RELEASE);
+			}
+		});
+		return word;
+	}
+
 	ibgda_qp *handle(const cx_qp &made, uint32_t depth, uint32_t recv_depth, ibgda_u64 post_timeout, ibgda_u32 mode)
 	{
 		/* QP, its two CQs, its ready words: one piece of GPU memory. */
@@ -179,6 +200,10 @@ struct Rig {
 		qp.recv_depth = recv_depth;
 		qp.mode = mode;
 		qp.post_timeout_ns = post_timeout;
+		if (mode & IBGDA_BLUEFLAME)
+			qp.blueflame_bytes = 256;
+		if (mode & IBGDA_CPU_DOORBELL)
+			qp.doorbell = carried((ibgda_u64 *)made.doorbell);
 		must(cudaMemcpy(device, &qp, sizeof qp, cudaMemcpyHostToDevice), "cudaMemcpy");
 		return (ibgda_qp *)device;
 	}
