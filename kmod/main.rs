@@ -63,6 +63,8 @@ struct Ibgda {
     #[pin]
     bus: ibclient::BusNotifier,
     grants: grant::GrantTable,
+    /// Last: what is dropped before takes itself out of the registry.
+    registry: registry::Contents,
 }
 
 impl kernel::InPlaceModule for Ibgda {
@@ -73,6 +75,7 @@ impl kernel::InPlaceModule for Ibgda {
             grant::TABLE.init();
         }
         try_pin_init!(Self {
+            registry: registry::Contents,
             grants: {
                 if PAGE_SIZE != abi::uapi::IBGDA_PAGE_SIZE as usize {
                     pr_err!("pages of {} bytes would span several UARs; only 4096 will do\n", PAGE_SIZE);

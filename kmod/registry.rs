@@ -34,6 +34,20 @@ kernel::sync::global_lock! {
     };
 }
 
+/// What the registry holds, as long as the module is there: a static is never dropped, and the vectors keep their memory
+/// when they are empty.
+pub(crate) struct Contents;
+
+impl Drop for Contents {
+    fn drop(&mut self) {
+        let mut registry = REGISTRY.lock();
+        registry.policy = KVec::new();
+        registry.nics = KVec::new();
+        // No session outlives the device, whose files keep the module.
+        registry.sessions = None;
+    }
+}
+
 impl Registry {
     /// Adds a session.
     pub(crate) fn add(session: &Arc<Session>) -> Result {

@@ -18,12 +18,23 @@ const MIN_AGE: Duration = Duration::from_secs(5);
 const SHOWN: usize = 16;
 
 /// A function of an allocation's backtrace and why what it allocated is no finding.
-const KNOWN: &[(&str, &str)] = &[(
-    "dma_buf_phys_vec_to_sgt",
-    // It sets orig_nents to 0, with which sg_free_table() frees nothing: 32 bytes for each mapping of a dma-buf of uverbs or
-    // vfio-pci, of Linux 7.3. An importer cannot mend it without knowing how a later kernel does.
-    "scatter lists that the kernel's own dma_buf_free_sgt() forgets",
-)];
+const KNOWN: &[(&str, &str)] = &[
+    (
+        "dma_buf_phys_vec_to_sgt",
+        // It sets orig_nents to 0, with which sg_free_table() frees nothing: 32 bytes for each mapping of a dma-buf of
+        // uverbs or vfio-pci, of Linux 7.3. An importer cannot mend it without knowing how a later kernel does.
+        "scatter lists that the kernel's own dma_buf_free_sgt() forgets",
+    ),
+    ("dup_task_struct", THREADS),
+    ("copy_signal", THREADS),
+    ("copy_creds", THREADS),
+    ("task_exec_state_copy", THREADS),
+];
+
+/// UVERBS_METHOD_GET_CONTEXT frees the context that it could not set up, since the device is going, without
+/// rdma_restrack_put(), and so keeps the calling thread's task_struct and what that points to. ibgda.ko holds threads by
+/// their `struct pid`, which is not among these.
+const THREADS: &str = "of threads that uverbs's GET_CONTEXT forgets when the device goes";
 
 /// Has the kernel look, and puts what it finds into its log. The objects are a process's to lose: those of the boot are
 /// reported too, since the kernel that we build has none.
