@@ -5,9 +5,12 @@
 use connectx::ifc::command::{
     create_cq_in, create_eq_in, create_eq_out, create_mkey_in, create_psv_in, create_psv_out,
     create_qp_in, create_rmp_in, create_sq_in, create_uctx_out, create_umem_in, create_xrc_srq_in,
-    destroy_uctx_in, header, modify_cq_in, reply,
+    destroy_uctx_in, general_obj_in_cmd_hdr, general_obj_out_cmd_hdr, header, modify_cq_in, reply,
+    set_pp_rate_limit_in,
 };
-use connectx::ifc::context::{cqc, eqc, mkc, qpc, rmpc, sqc, umem, wq, xrc_srqc};
+use connectx::ifc::context::{
+    cqc, eqc, mkc, qpc, rmpc, set_pp_rate_limit_context, sqc, umem, wq, xrc_srqc,
+};
 use connectx::ifc::{Field, be64_list, opcode};
 
 use crate::ram::Ram;
@@ -44,6 +47,8 @@ const PSVS: [Field; 4] = [
 pub struct Ledger {
     /// Opcode that made it, and number.
     objects: Vec<(u16, u32)>,
+    /// Of what has more than a number, the command that ends it: general objects and rates.
+    others: Vec<Vec<u8>>,
 }
 
 impl Ledger {
@@ -61,6 +66,22 @@ impl Ledger {
                     let context = modify_cq_in::cqc.bytes(input);
                     let log = cqc::log_page_size.get32(context) + 12;
                     name_pages(ram, owner, modify_cq_in::pas.tail(input), log);
+                }
+            }
+            opcode::CREATE_GENERAL_OBJECT => {
+                let id = general_obj_out_cmd_hdr::obj_id.get(output);
+                self.others.push(end_general(input, id));
+            }
+            opcode::DESTROY_GENERAL_OBJECT => {
+                let end = end_general(input, general_obj_in_cmd_hdr::obj_id.get(input));
+                self.others.retain(|other| *other != end);
+            }
+            opcode::SET_PP_RATE_LIMIT => {
+                let end = end_rate(input);
+                self.others.retain(|other| *other != end);
+                let context = set_pp_rate_limit_in::ctx.bytes(input);
+                if set_pp_rate_limit_context::rate_limit.is_set(context) {
+                    self.others.push(end);
                 }
             }
             _ => {}
@@ -89,6 +110,7 @@ impl Ledger {
     /// Everything is gone, as after a reset.
     pub fn clear(&mut self, ram: &Ram) {
         self.objects.clear();
+        self.others.clear();
         ram.watch(|watch| watch.forget(|owner| matches!(owner, Owner::Object(..))));
     }
 
@@ -109,8 +131,26 @@ impl Ledger {
             let end = end.map(|(_, op)| command(*op, number));
             drain.into_iter().chain(end)
         };
-        self.objects.iter().rev().flat_map(ending).collect()
+        let others = self.others.iter().rev().cloned();
+        others.chain(self.objects.iter().rev().flat_map(ending)).collect()
     }
+}
+
+/// Ends the general object of the type that `input` names.
+fn end_general(input: &[u8], id: u64) -> Vec<u8> {
+    let mut end = crate::input(opcode::DESTROY_GENERAL_OBJECT, 16);
+    let kind = general_obj_in_cmd_hdr::obj_type.get(input);
+    general_obj_in_cmd_hdr::obj_type.set(&mut end, kind);
+    general_obj_in_cmd_hdr::obj_id.set(&mut end, id);
+    end
+}
+
+/// Takes away the rate that `input` sets.
+fn end_rate(input: &[u8]) -> Vec<u8> {
+    let mut end = crate::input(opcode::SET_PP_RATE_LIMIT, set_pp_rate_limit_in::SIZE);
+    let index = set_pp_rate_limit_in::rate_limit_index.get(input);
+    set_pp_rate_limit_in::rate_limit_index.set(&mut end, index);
+    end
 }
 
 fn created(op: u16, output: &[u8]) -> u32 {
