@@ -34,7 +34,7 @@ IBGDA_FN ibgda_u32 ibgda_thread_of_block()
 }
 
 /* Is this thread the only one of its warp at this place? A hint: the others may come, or go. */
-IBGDA_FN bool ibgda_is_lone()
+IBGDA_FN bool ibgda_is_only_lane()
 {
 	const ibgda_u32 active = __activemask();
 	return !(active & (active - 1));
@@ -129,7 +129,7 @@ template <ibgda_u32 M> IBGDA_FN ibgda_group ibgda_group_form(const void *qp, boo
 
 #else /* CPU threads: each is a group of its own */
 
-IBGDA_FN bool ibgda_is_lone() { return true; }
+IBGDA_FN bool ibgda_is_only_lane() { return true; }
 
 template <ibgda_u32 M> IBGDA_FN void ibgda_group_sync(const ibgda_group &) {}
 template <ibgda_u32 M> IBGDA_FN bool ibgda_group_any(const ibgda_group &, bool what) { return what; }

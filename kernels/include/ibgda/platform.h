@@ -10,6 +10,7 @@
  *   ibgda_store_record       st.relaxed.sys                              store-release
  *   ibgda_store_doorbell     st.mmio.relaxed.sys                         store-release; uncached, so in program order
  *   ibgda_load_shared        ld.relaxed.gpu                              load-acquire
+ *   ibgda_store_shared       st.relaxed.gpu                              store-release
  *   ibgda_atomic_*           atom.relaxed.gpu                            acq_rel
  *   (1) before sm_90 or CUDA 12.8: fence.acq_rel
  *
@@ -451,7 +452,7 @@ IBGDA_FN ibgda_quad ibgda_load_tail(const void *tail)
 
 IBGDA_FN ibgda_u64 ibgda_load_shared(const ibgda_u64 *word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
 
-/* The higher word first: where it is still 0, the lower one may be newer, never older. */
+/* The higher word first: the lower one may be newer, never older (an error behind what completed; rung behind its teller). */
 IBGDA_FN ibgda_quad ibgda_load_shared_pair(const ibgda_u64 *words)
 {
 	ibgda_quad value;

@@ -113,10 +113,10 @@ template <ibgda_u32 M = 0> IBGDA_FN ibgda_status ibgda_write_doorbell(ibgda_qp *
 		if (producer_index > ibgda_load_shared(&qp->producer))
 			return IBGDA_ERR_INVALID_INDEX;
 		ibgda_u64 deadline = ibgda_clock_ns() + qp->post_timeout_ns;
-		while (ibgda_load_shared(&qp->publisher) >> 2 < producer_index) {
+		while (ibgda_told(qp) < producer_index) {
 			ibgda_u64 written = ibgda_load_shared(&qp->unrung);
 			if (written >= producer_index) {
-				ibgda_shared_publish<M>(qp, sq, written);
+				ibgda_shared_publish<M>(qp, sq, written, true);
 				break;
 			}
 			if (ibgda_clock_ns() >= deadline)
@@ -192,7 +192,7 @@ template <ibgda_u32 M> IBGDA_FN void ibgda_note_silent(ibgda_qp *qp, ibgda_u32 d
 }
 
 /* Writes a request of N slots. */
-template <ibgda_u32 M, ibgda_u32 N, class Build>
+template <ibgda_u32 N, class Build>
 IBGDA_FN ibgda_wqe ibgda_write_request(const ibgda_sq &sq, ibgda_u64 index, ibgda_u32 flags, Build build)
 {
 	ibgda_wqe wqe;
@@ -236,7 +236,7 @@ template <ibgda_u32 N> IBGDA_FN void ibgda_write_built(const ibgda_sq &sq, ibgda
 
 /* A request of N slots of a shared QP, of a thread that no other of its warp calls with. */
 template <ibgda_u32 M, ibgda_u32 N, class Build>
-IBGDA_FN ibgda_status ibgda_post_lone(ibgda_qp *qp, const ibgda_sq &sq, ibgda_u32 flags, ibgda_u64 *request, Build build)
+IBGDA_FN ibgda_status ibgda_post_lane(ibgda_qp *qp, const ibgda_sq &sq, ibgda_u32 flags, ibgda_u64 *request, Build build)
 {
 	if (N > ibgda_half(sq.depth))
 		return IBGDA_ERR_INVALID_ARGUMENT;
@@ -280,24 +280,24 @@ IBGDA_FN ibgda_status ibgda_post(ibgda_qp *qp, ibgda_u32 flags, ibgda_u64 *reque
 			if (status != IBGDA_OK)
 				return status;
 		}
-		ibgda_wqe wqe = ibgda_write_request<M, N>(sq, index, flags, build);
+		ibgda_wqe wqe = ibgda_write_request<N>(sq, index, flags, build);
 		ibgda_u64 end = index + N;
 		if (request)
 			*request = end - 1;
 		ibgda_note_silent<M>(qp, sq.depth, end - 1, flags);
-		const bool alone = (M & IBGDA_BLUEFLAME) && N == 1 && qp->blueflame_bytes && ibgda_rung(qp) == index;
+		const bool along = (M & IBGDA_BLUEFLAME) && N == 1 && qp->blueflame_bytes && ibgda_rung(qp) == index;
 		qp->producer = end;
 		if ((flags & IBGDA_NO_DOORBELL) && !ibgda_half_ends(sq.depth, index, end))
 			ibgda_note_unrung(qp, index, end);
-		else if (alone)
+		else if (along)
 			ibgda_ring_blueflame<M>(qp, sq, end, wqe);
 		else
 			ibgda_ring<M>(sq, end);
 		return IBGDA_OK;
 	} else {
 		if constexpr (!(M & IBGDA_SCOPES))
-			if (ibgda_is_lone())
-				return ibgda_post_lone<M, N>(qp, sq, flags, request, build);
+			if (ibgda_is_only_lane())
+				return ibgda_post_lane<M, N>(qp, sq, flags, request, build);
 		/* Of an exclusive QP all read where it is, before the leader goes on: forming the group synchronises. */
 		ibgda_u64 producer = 0, limit = 0;
 		if (!(M & IBGDA_SHARED))
@@ -345,7 +345,7 @@ IBGDA_FN ibgda_status ibgda_post(ibgda_qp *qp, ibgda_u32 flags, ibgda_u64 *reque
 				if (M & IBGDA_SHARED)
 					ibgda_write_built<N>(sq, index, flags, wqe);
 				else
-					ibgda_write_request<M, N>(sq, index, flags, build);
+					ibgda_write_request<N>(sq, index, flags, build);
 				if (request)
 					*request = index + N - 1;
 				if (group.rank - done == count - 1)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A QP that many threads post to at once. Without a lock that a poster could wait for, and without an order in which they
- * would have to wait for each other:
+ * A QP that many threads post to at once. Without a lock, and without an order in which they would have to wait for each
+ * other: a poster waits for another at most as long as that one's record, fence and doorbell take, for him who tells alone.
  *
  * 1. Reserve: one atomic add gives a range of slots. It may be used when the NIC has executed what was there before.
  * 2. Write the WQEs, then a fence.
@@ -108,13 +108,20 @@ IBGDA_FN ibgda_cq *ibgda_send_cq(const ibgda_qp *qp)
 /* Half of the ring: what may be reserved at a time. */
 IBGDA_PURE ibgda_u32 ibgda_half(ibgda_u32 depth) { return depth > 1 ? depth / 2 : 1; }
 
+/* Slots that the NIC was told of for certain: of a tired teller what he told before, unless he is done. */
+IBGDA_FN ibgda_u64 ibgda_told(const ibgda_qp *qp)
+{
+	const ibgda_quad both = ibgda_load_shared_pair(&qp->publisher);
+	return both.low & IBGDA_TIRED ? both.high : both.low >> 2;
+}
+
 /*
  * Raises the QP's limit to what is known now, and gives it. 0 stays 0: an error. What was not told cannot be complete,
  * whatever a completion says.
  */
 IBGDA_FN ibgda_u64 ibgda_shared_limit(ibgda_qp *qp, ibgda_u64 completed)
 {
-	ibgda_u64 told = ibgda_load_shared(&qp->publisher) >> 2, old = ibgda_load_shared(&qp->limit);
+	ibgda_u64 told = ibgda_told(qp), old = ibgda_load_shared(&qp->limit);
 	ibgda_u64 limit = (completed < told ? completed : told) + qp->send_depth;
 	limit &= ~(ibgda_u64)(IBGDA_READY_SLOTS(qp->send_depth) - 1);
 	while (old && old < limit) {
@@ -163,7 +170,8 @@ template <ibgda_u32 M> IBGDA_SLOW ibgda_status ibgda_shared_wait_for_room(ibgda_
 }
 
 /*
- * Reserves `slots` slots, at most half of the ring. *teller is the publisher's word and `rung`, as they were meanwhile.
+ * Reserves `slots` slots, at most half of the ring. *teller is the publisher's word and `rung`, as they were meanwhile; after
+ * a wait, a word of no index.
  */
 template <ibgda_u32 M>
 IBGDA_FN ibgda_status ibgda_shared_reserve(ibgda_qp *qp, const ibgda_sq &sq, ibgda_u32 slots, ibgda_u64 *index, ibgda_quad *teller)
@@ -180,14 +188,14 @@ IBGDA_FN ibgda_status ibgda_shared_reserve(ibgda_qp *qp, const ibgda_sq &sq, ibg
 }
 
 /*
- * Is a poster whose slots begin with `index` alone: all before them was told, and nobody is telling? 32 bits do: what was
- * told is never a ring away from what was reserved. What follows is for rings with 32 slots to a word.
+ * Is a poster whose slots begin with `index` alone: all before them was told, and nobody is telling? Of the publisher's word
+ * 32 bits do, which is never a ring away from what was reserved. What follows is for rings with 32 slots to a word.
  */
 IBGDA_FN bool ibgda_is_alone(const ibgda_sq &sq, const ibgda_quad &teller, ibgda_u64 index)
 {
 	const ibgda_u32 state = (ibgda_u32)teller.low - ((ibgda_u32)index << 2);
 	/* No branches. */
-	return (sq.depth >= 128) & ((state == 0) | ((state == (IBGDA_BUSY | IBGDA_TIRED)) & ((ibgda_u32)teller.high == (ibgda_u32)index)));
+	return (sq.depth >= 128) & ((state == 0) | ((state == (IBGDA_BUSY | IBGDA_TIRED)) & (teller.high == index)));
 }
 
 /* A word of `ready`, and what slot it begins with. */
@@ -279,7 +287,10 @@ template <ibgda_u32 M> IBGDA_FN void ibgda_tell(const ibgda_sq &sq, ibgda_u64 en
 		ibgda_store_doorbell(sq.doorbell, value);
 }
 
-/* The rest of ibgda_leave, when the publisher's word is not `word` but `now`. */
+/*
+ * How somebody who told the NIC of `told` leaves the publisher's word when that is not `word`, as he left it, but `now`: tells
+ * of what came meanwhile first.
+ */
 template <ibgda_u32 M> IBGDA_SLOW void ibgda_leave_later(ibgda_qp *qp, ibgda_sq sq, ibgda_u64 told, ibgda_u64 word, ibgda_u64 now)
 {
 	for (ibgda_u32 rounds = 1; now != word; rounds++) {
@@ -302,23 +313,26 @@ template <ibgda_u32 M> IBGDA_SLOW void ibgda_leave_later(ibgda_qp *qp, ibgda_sq 
 }
 
 /*
- * Leaves the publisher's word as somebody who told the NIC of `told`; tells of what came meanwhile first. `word` is what
- * is in the word, if nothing came.
+ * Publishes all slots below `end`, a prefix that the caller completed; or, `again`, one that others may publish too: then an
+ * idle word of the same index must stay as it is, for a poster who is alone may have seen it.
  */
-template <ibgda_u32 M> IBGDA_FN void ibgda_leave(ibgda_qp *qp, const ibgda_sq &sq, ibgda_u64 told, ibgda_u64 word)
+template <ibgda_u32 M> IBGDA_FN void ibgda_shared_publish(ibgda_qp *qp, const ibgda_sq &sq, ibgda_u64 end, bool again = false)
 {
-	const ibgda_u64 now = ibgda_atomic_cas(&qp->publisher, word, told << 2);
-	if (now != word)
-		ibgda_leave_later<M>(qp, sq, told, word, now);
-}
-
-/* Publishes all slots below `end`, a prefix that the caller completed. */
-template <ibgda_u32 M> IBGDA_FN void ibgda_shared_publish(ibgda_qp *qp, const ibgda_sq &sq, ibgda_u64 end)
-{
-	ibgda_u64 word = end << 2 | IBGDA_BUSY;
+	const ibgda_u64 word = end << 2 | IBGDA_BUSY;
 	ibgda_acquire_release<M>();
-	ibgda_u64 old = ibgda_atomic_max(&qp->publisher, word);
-	if (old >> 2 >= end && old != end << 2)
+	ibgda_u64 old;
+	if (again) {
+		old = ibgda_load_shared(&qp->publisher);
+		while (old >> 2 < end) {
+			const ibgda_u64 now = ibgda_atomic_cas(&qp->publisher, old, word);
+			if (now == old)
+				break;
+			old = now;
+		}
+	} else {
+		old = ibgda_atomic_max(&qp->publisher, word);
+	}
+	if (old >> 2 >= end)
 		return;
 	if (old & IBGDA_BUSY) {
 		if (!(old & IBGDA_TIRED))
@@ -328,10 +342,10 @@ template <ibgda_u32 M> IBGDA_FN void ibgda_shared_publish(ibgda_qp *qp, const ib
 			ibgda_relax();
 	}
 	ibgda_acquire_release<M>();
-	/* If it was told before, by another who rang for the same slots, this one only has to leave. */
-	if (old >> 2 < end)
-		ibgda_tell<M>(sq, end);
-	ibgda_leave<M>(qp, sq, end, word);
+	ibgda_tell<M>(sq, end);
+	const ibgda_u64 now = ibgda_atomic_cas(&qp->publisher, word, end << 2);
+	if (now != word)
+		ibgda_leave_later<M>(qp, sq, end, word, now);
 }
 
 /*
@@ -374,6 +388,9 @@ template <ibgda_u32 M> IBGDA_FN void ibgda_shared_ring_alone(ibgda_qp *qp, const
 	ibgda_u64 old = ibgda_atomic_xor(word, bits);
 	/* While that is under way. */
 	ibgda_tell<M>(sq, end);
+	/* The fence in ibgda_tell is before the record and the xors are seen; without a record there is none. */
+	if (M & IBGDA_NO_RECORD)
+		ibgda_release<M>();
 	ibgda_store_shared(&qp->rung, end);
 	old = ibgda_later(old);
 	/* The word if only what is before these slots is ready: in an even lap, in an odd one. */
@@ -394,8 +411,11 @@ template <ibgda_u32 M> IBGDA_SLOW void ibgda_shared_ring(ibgda_qp *qp, ibgda_sq 
 	/* Slots of others behind these: who wrote them counts on it that this thread rings. */
 	if (ring || prefix > end)
 		ibgda_shared_publish<M>(qp, sq, prefix);
-	else
+	else {
+		/* Whoever rings for them acquires by it what the others made ready. */
+		ibgda_acquire_release<M>();
 		ibgda_atomic_max(&qp->unrung, prefix);
+	}
 }
 
 #endif

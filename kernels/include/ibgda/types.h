@@ -211,8 +211,8 @@ struct ibgda_qp {
 	/* The poster's own. */
 	ibgda_u64 producer;		/* send slots reserved */
 	ibgda_u64 limit;		/* up to where they may be without a look at the CQ; at first send_depth; 0 after an error */
-	ibgda_u64 publisher;		/* shared: send slots the NIC is told of << 2 | tired << 1 | busy (shared.h) */
-	ibgda_u64 rung;			/* shared: send slots the NIC was told of; exclusive: the same while unrung is producer */
+	ibgda_u64 publisher;		/* shared: send slots the NIC was or is being told of << 2 | tired << 1 | busy (shared.h) */
+	ibgda_u64 rung;			/* shared: what a tired teller told last; exclusive: slots the NIC was told of, while unrung is producer */
 	ibgda_u64 recv_producer;	/* receive slots posted */
 	ibgda_u64 unrung;		/* one past the last send slot that waits, or waited, for a doorbell */
 	ibgda_u32 blueflame_offset;	/* of the BlueFlame buffer that is next: 0 or blueflame_bytes */

@@ -14,16 +14,18 @@
 
 namespace litmus {
 
-static const ibgda_u32 DEPTH = 4;
+/* Only rings of 128 and more have the short way of a poster who is alone. */
+static const ibgda_u32 SMALL = 4, LARGE = 128;
+static ibgda_u32 depth = SMALL;
 
 /* A QP and what of it the NIC sees. */
 struct queue {
 	memory shared;
-	ibgda_u8 ring[DEPTH * IBGDA_WQEBB_BYTES];
-	ibgda_u8 cq_ring[DEPTH * IBGDA_CQE_BYTES];
+	ibgda_u8 ring[LARGE * IBGDA_WQEBB_BYTES];
+	ibgda_u8 cq_ring[LARGE * IBGDA_CQE_BYTES];
 	ibgda_u32 record[2], cq_record[2];
 	ibgda_u64 doorbell;
-	ibgda_u64 ready[DEPTH];
+	ibgda_u64 ready[IBGDA_READY_WORDS(LARGE)];
 	ibgda_cq cq;
 	ibgda_qp qp;
 
@@ -33,11 +35,12 @@ struct queue {
 		prepare();
 		qp.ready = ready;
 		shared.add(&qp.producer, 0);
-		shared.add(&qp.limit, DEPTH);
+		shared.add(&qp.limit, depth);
 		shared.add(&qp.publisher, 0);
 		shared.add(&qp.rung, 0);
+		shared.add(&qp.unrung, 0);
 		shared.add(&cq.completed, 0);
-		for (ibgda_u32 i = 0; i < DEPTH; i++)
+		for (ibgda_u32 i = 0; i < IBGDA_READY_WORDS(depth); i++)
 			shared.add(&ready[i], i ? 0 : IBGDA_READY_FIRST);
 	}
 
@@ -48,14 +51,14 @@ struct queue {
 		cq = ibgda_cq();
 		cq.ring = cq_ring;
 		cq.doorbell_record = cq_record;
-		cq.depth = DEPTH;
+		cq.depth = depth;
 		qp = ibgda_qp();
 		qp.send_ring = ring;
 		qp.doorbell_record = record;
 		qp.doorbell = &doorbell;
 		qp.send_cq = &cq;
-		qp.send_depth = DEPTH;
-		qp.limit = DEPTH;
+		qp.send_depth = depth;
+		qp.limit = depth;
 		cq.limit = &qp.limit;
 		shared.add(&record[1], 0);
 		shared.add(&cq_record[0], 0);
@@ -66,6 +69,14 @@ struct queue {
 			/* No completion yet: its kind is invalid. */
 			shared.add(tail(i), (ibgda_u64)IBGDA_CQE_INVALID << 60);
 		}
+	}
+
+	/* Of two requests of a shared QP. */
+	void all_told()
+	{
+		RL_ASSERT(ibgda_be32((ibgda_u32)load(&record[1])) == 2);
+		ibgda_u64 word = load(&qp.publisher);
+		RL_ASSERT(word == 2 << 2 || (word == (2 << 2 | IBGDA_BUSY | IBGDA_TIRED) && load(&qp.rung) == 2));
 	}
 
 	ibgda_u8 *slot(ibgda_u32 index) { return ring + index * IBGDA_WQEBB_BYTES; }
@@ -129,11 +140,29 @@ struct shared_post : rl::test_suite<shared_post<without, expected>, 3, expected>
 			RL_ASSERT(ibgda_send<IBGDA_SHARED>(&this->qp, 0, 0, 0) == IBGDA_OK);
 	}
 
-	void after()
+	void after() { this->all_told(); }
+};
+
+/* A request waits for its doorbell; two ring for it while a third, who may be alone, posts the next. */
+template <fence without, rl::test_result_e expected>
+struct shared_ring : rl::test_suite<shared_ring<without, expected>, 4, expected>, queue {
+	void before()
 	{
-		RL_ASSERT(ibgda_be32((ibgda_u32)load(&this->record[1])) == 2);
-		RL_ASSERT(load(&this->qp.publisher) >> 2 == 2);
+		this->prepare_shared();
+		RL_ASSERT(ibgda_send<IBGDA_SHARED>(&this->qp, 0, 0, 0, IBGDA_NO_DOORBELL) == IBGDA_OK);
 	}
+
+	void thread(unsigned index)
+	{
+		if (index == 3)
+			this->nic();
+		else if (index == 2)
+			RL_ASSERT(ibgda_send<IBGDA_SHARED>(&this->qp, 0, 0, 0) == IBGDA_OK);
+		else
+			RL_ASSERT(ibgda_write_doorbell<IBGDA_SHARED>(&this->qp, 1) == IBGDA_OK);
+	}
+
+	void after() { this->all_told(); }
 };
 
 /* Whoever knows of a completion reads what the NIC wrote before it. */
@@ -230,6 +259,12 @@ int main()
 	run<shared_post, BEFORE_READY, wrong>("shared_post_without_the_fence_before_the_ready_bits", 2);
 	run<shared_post, BEFORE_PUBLISHER, wrong>("shared_post_without_the_fence_before_the_publisher", 2);
 	run<shared_post, BEFORE_DOORBELL, wrong>("shared_post_without_the_fence_before_the_doorbell", 2);
+	depth = LARGE;
+	run<shared_post, NONE, right>("shared_post_of_one_who_may_be_alone", 2);
+	run<shared_post, BEFORE_READY, wrong>("shared_post_alone_without_the_fence_before_the_ready_bits", 2);
+	run<shared_post, BEFORE_PUBLISHER, wrong>("shared_post_alone_without_the_fence_before_the_publisher", 2);
+	run<shared_post, BEFORE_DOORBELL, wrong>("shared_post_alone_without_the_fence_before_the_doorbell", 2);
+	run<shared_ring, NONE, right>("shared_ring_of_two_beside_one_who_may_be_alone", 2);
 	std::printf("test result: %s. %u passed; %u failed;\n", failed ? "FAILED" : "ok", passed, failed);
 	return failed != 0;
 }

@@ -90,6 +90,13 @@ struct Rig {
 		__atomic_store_n(&at[3].high, high, __ATOMIC_RELEASE);
 	}
 
+	/* The NIC was told of everything, and nobody is telling. */
+	bool idle() const
+	{
+		const ibgda_u64 told = qp.producer;
+		return qp.publisher == told << 2 || (qp.publisher == (told << 2 | IBGDA_BUSY | IBGDA_TIRED) && qp.rung == told);
+	}
+
 	/* How far the NIC is. */
 	std::atomic<ibgda_u64> reached{0};
 
@@ -193,7 +200,7 @@ template <ibgda_u32 M> void storm(ibgda_u32 depth, ibgda_u64 first, unsigned thr
 		std::printf("  %llu of %llu values in order\n", seen, threads * count);
 		good = false;
 	}
-	good &= rig.qp.publisher >> 2 == rig.qp.producer;
+	good &= rig.idle();
 	check(good, name, rig);
 }
 
@@ -317,8 +324,32 @@ void rings_for_others()
 		if (ibgda_wait<IBGDA_SHARED>(&rig.qp, 20 * threads - 1, ibgda_clock_ns() + PATIENCE) != IBGDA_OK)
 			good = false;
 	});
-	good &= rig.executed.size() == 20 * threads && rig.qp.publisher >> 2 == 20ull * threads;
+	good &= rig.executed.size() == 20 * threads && rig.idle() && rig.qp.producer == 20ull * threads;
 	check(good, "one thread's doorbell is for all that was written", rig);
+}
+
+/* Threads that leave doorbells and then ring for all, beside one that is alone most of the time. */
+void rings_from_everywhere(ibgda_u64 first)
+{
+	const unsigned threads = 4;
+	const ibgda_u64 count = 3000;
+	Rig rig(1024, first, false);
+	std::atomic<unsigned> good{0};
+	together(rig, first, Conduct(), threads, [&](unsigned me) {
+		ibgda_u64 request = 0;
+		ibgda_status status = IBGDA_OK;
+		for (ibgda_u64 i = 0; i < count && status == IBGDA_OK; i++) {
+			status = ibgda_put_value<IBGDA_SHARED>(&rig.qp, 0, 0, (ibgda_u64)me << 32 | i, me ? IBGDA_NO_DOORBELL : 0, &request);
+			if (status == IBGDA_OK && me && i % 2)
+				status = ibgda_write_doorbell<IBGDA_SHARED>(&rig.qp, request + 1);
+			if (status == IBGDA_OK && i % 50 == 49)
+				status = ibgda_wait<IBGDA_SHARED>(&rig.qp, request, ibgda_clock_ns() + PATIENCE);
+		}
+		if (status == IBGDA_OK)
+			status = ibgda_quiet<IBGDA_SHARED>(&rig.qp, ibgda_clock_ns() + PATIENCE);
+		good += status == IBGDA_OK;
+	});
+	check(good == threads && rig.idle(), first ? "the same past 2^32" : "doorbells of many threads, one of them alone at times", rig);
 }
 
 } // namespace
@@ -331,6 +362,7 @@ int main()
 	storm<S>(1024, 0, 4, 5000, {}, "4 threads, ring of 1024");
 	storm<S>(16, 0, 4, 5000, {}, "4 threads, ring of 16");
 	storm<S>(64, (1ull << 40) - 777, 3, 5000, {}, "3 threads, indices past 2^40");
+	storm<S>(128, (1ull << 32) - 777, 3, 5000, {}, "3 threads, indices past 2^32, ring of 128");
 	storm<S>(16, 0, 8, 1500, slow, "8 threads and a slow NIC, ring of 16");
 	storm<S>(4, 0, 3, 2000, {}, "3 threads, ring of 4");
 	storm<S>(1, 0, 2, 500, {}, "2 threads, ring of 1");
@@ -344,6 +376,8 @@ int main()
 	a_nic_that_stops_fills_the_ring(0, "the same without patience");
 	a_lost_nic_ends_every_wait();
 	rings_for_others();
+	rings_from_everywhere(0);
+	rings_from_everywhere((1ull << 32) - 777);
 	std::printf("%d passed, %d failed\n", passed, failures);
 	return failures != 0;
 }
