@@ -132,7 +132,9 @@ impl Ledger {
             drain.into_iter().chain(end)
         };
         let others = self.others.iter().rev().cloned();
-        others.chain(self.objects.iter().rev().flat_map(ending)).collect()
+        others
+            .chain(self.objects.iter().rev().flat_map(ending))
+            .collect()
     }
 }
 
