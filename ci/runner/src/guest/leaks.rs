@@ -27,14 +27,13 @@ const KNOWN: &[(&str, &str)] = &[
     ),
     ("dup_task_struct", THREADS),
     ("copy_signal", THREADS),
-    ("copy_creds", THREADS),
+    ("prepare_creds", THREADS),
     ("task_exec_state_copy", THREADS),
 ];
 
-/// UVERBS_METHOD_GET_CONTEXT frees the context that it could not set up, since the device is going, without
-/// rdma_restrack_put(), and so keeps the calling thread's task_struct and what that points to. ibgda.ko holds threads by
-/// their `struct pid`, which is not among these.
-const THREADS: &str = "of threads that uverbs's GET_CONTEXT forgets when the device goes";
+/// Uverbs keeps threads that open a context while the device goes, with or without ibgda.ko (docs/mlx5-races.md): their
+/// task_struct and what that points to. ibgda.ko holds threads by their `struct pid` and takes no credentials.
+const THREADS: &str = "of threads that uverbs forgets when the device goes while they open it";
 
 /// Has the kernel look, and puts what it finds into its log. The objects are a process's to lose: those of the boot are
 /// reported too, since the kernel that we build has none.
