@@ -223,8 +223,10 @@ impl Machine {
             .ram
             .watch(|watch| watch.forget(|owner| owner == Owner::Command));
         let delivered = guest.ram.get(slot + 0x3f, 1)[0] == 0;
-        // A chain of output mailboxes that leads to the command queue has its answer written over.
-        let overwritten = (step.flags >> 1) & 7 == 3 && target == slot & !0x1ff;
+        // A chain of output mailboxes that leads to the command queue has its answer written over; a queue that was made
+        // there writes over any.
+        let overwritten = ((step.flags >> 1) & 7 == 3 && target == slot & !0x1ff)
+            || guest.ram.watch(|watch| watch.shared_with_commands());
         if !delivered || overwritten {
             // It may have been executed, and its answer not have come.
             self.unsure = true;

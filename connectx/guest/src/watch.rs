@@ -80,6 +80,17 @@ impl Watch {
         }
     }
 
+    /// Whether an object lies in the command queue's memory or its mailboxes', and may write over an answer.
+    pub fn shared_with_commands(&self) -> bool {
+        let of = |wanted: bool| {
+            let named = self.named.iter();
+            named.filter(move |(owner, _)| matches!(owner, Owner::Commands) == wanted)
+        };
+        of(false).any(|(_, object)| {
+            of(true).any(|(_, range)| object.start < range.end && range.start < object.end)
+        })
+    }
+
     /// Accesses to memory that nothing named at the time.
     pub fn strays(&self) -> &[Stray] {
         &self.strays
