@@ -20,8 +20,7 @@ struct OursHandle {
 /*
  * `Names::name` is the column; Mode as in types.h, without placement and scope.
  *
- * Of an exclusive QP no more can be known complete than was posted. So that all slots are known to be free, half a ring of
- * requests is called complete at a time, as if they had been waited for before.
+ * Of an exclusive QP no more can be known complete than was posted.
  */
 template <class Names, ibgda_u32 Mode> struct Ours {
 	static constexpr const char *name = Names::name;

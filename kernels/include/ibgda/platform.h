@@ -45,52 +45,32 @@ struct alignas(16) ibgda_quad {
 	ibgda_u64 low, high;
 };
 
-IBGDA_PURE ibgda_u32 ibgda_be32(ibgda_u32 value)
+/*
+ * Four bytes of `low` (0 to 3) and `high` (4 to 7), of which each hexadecimal digit of `selector` names one, the last digit the
+ * first byte in memory: PRMT of the PTX ISA, with which a GPU makes a word of a WQE in one instruction.
+ */
+IBGDA_PURE ibgda_u32 ibgda_bytes(ibgda_u32 low, ibgda_u32 high, ibgda_u32 selector)
 {
 #ifdef __CUDA_ARCH__
-	return __byte_perm(value, 0, 0x0123);
+	return __byte_perm(low, high, selector);
 #else
-	return (value >> 24) | ((value >> 8) & 0xff00u) | ((value << 8) & 0xff0000u) | (value << 24);
+	ibgda_u64 bytes = (ibgda_u64)high << 32 | low;
+	ibgda_u32 word = 0;
+	for (ibgda_u32 byte = 0; byte < 4; byte++)
+		word |= (ibgda_u32)(bytes >> 8 * (selector >> 4 * byte & 7) & 0xff) << 8 * byte;
+	return word;
 #endif
 }
 
-/* The same of value's low 16 or 24 bits with the byte `low` behind them: what most words of a WQE are; one instruction. */
-IBGDA_PURE ibgda_u32 ibgda_be16_8(ibgda_u32 value, ibgda_u32 low)
-{
-#ifdef __CUDA_ARCH__
-	return __byte_perm(value, low, 0x4015);
-#else
-	return ibgda_be32((value & 0xffff) << 8 | low);
-#endif
-}
+IBGDA_PURE ibgda_u32 ibgda_be32(ibgda_u32 value) { return ibgda_bytes(value, 0, 0x0123); }
 
-IBGDA_PURE ibgda_u32 ibgda_be24_8(ibgda_u32 value, ibgda_u32 low)
-{
-#ifdef __CUDA_ARCH__
-	return __byte_perm(value, low, 0x4012);
-#else
-	return ibgda_be32(value << 8 | low);
-#endif
-}
+/* The same of value's low 16 or 24 bits with the byte `low` behind them: what most words of a WQE are. */
+IBGDA_PURE ibgda_u32 ibgda_be16_8(ibgda_u32 value, ibgda_u32 low) { return ibgda_bytes(value, low, 0x4015); }
+IBGDA_PURE ibgda_u32 ibgda_be24_8(ibgda_u32 value, ibgda_u32 low) { return ibgda_bytes(value, low, 0x4012); }
 
 /* The low 24 or 16 bits alone: words of doorbell records. */
-IBGDA_PURE ibgda_u32 ibgda_be24(ibgda_u32 value)
-{
-#ifdef __CUDA_ARCH__
-	return __byte_perm(value, 0, 0x0124);
-#else
-	return ibgda_be32(value & 0xffffff);
-#endif
-}
-
-IBGDA_PURE ibgda_u32 ibgda_be16(ibgda_u32 value)
-{
-#ifdef __CUDA_ARCH__
-	return __byte_perm(value, 0, 0x0144);
-#else
-	return ibgda_be32(value & 0xffff);
-#endif
-}
+IBGDA_PURE ibgda_u32 ibgda_be24(ibgda_u32 value) { return ibgda_bytes(value, 0, 0x0124); }
+IBGDA_PURE ibgda_u32 ibgda_be16(ibgda_u32 value) { return ibgda_bytes(value, 0, 0x0144); }
 
 #if defined(__CUDACC__) && !defined(IBGDA_HOST)
 
