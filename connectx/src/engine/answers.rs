@@ -134,17 +134,19 @@ pub fn answer(device: &mut Device, qp: &mut Qp, packet: &Packet, data: Data<'_>,
 /// Everything before `unacked` has reached the other side.
 fn acknowledge(qp: &mut Qp, unacked: u32) {
     let requester = &mut qp.requester;
-    // An acknowledgement cannot stand for the data of a READ before it.
     let mut limit = unacked;
-    for flight in requester
-        .flights
-        .iter()
-        .filter(|f| f.awaits_data() && f.received < f.packets)
-    {
-        let missing = psn::add(flight.first_psn, flight.received);
-        if psn::distance(limit, missing) > 0 {
-            limit = missing;
+    for flight in requester.flights.iter().filter(|f| f.awaits_data()) {
+        let reached = psn::add(flight.first_psn, flight.received);
+        if flight.received < flight.packets {
+            // An acknowledgement cannot stand for the data of a READ before it.
+            if psn::distance(limit, reached) > 0 {
+                limit = reached;
+            }
             break;
+        }
+        // Its data came before that of a READ ahead of it, and nobody will say so again.
+        if psn::distance(limit, flight.first_psn) >= 0 && psn::distance(reached, limit) > 0 {
+            limit = reached;
         }
     }
     if psn::distance(limit, requester.unacked) > 0 {

@@ -47,6 +47,8 @@ enum Job {
         reth: Reth,
         sent: u32,
         who: Accessor,
+        /// It was asked for before.
+        again: bool,
     },
     /// A single packet.
     Packet { psn: u32, kind: Kind },
@@ -104,6 +106,13 @@ impl Responder {
     /// Whether it is between two messages.
     pub(super) fn is_idle(&self) -> bool {
         self.incoming.is_none() && self.jobs.is_empty() && self.ack_due.is_none()
+    }
+
+    /// READs that have not been answered. One that comes again takes the place of the first (IBA 9.7.5.1.3), and the
+    /// requester does not count it twice.
+    fn reads_in(&self) -> usize {
+        let is_new = |job: &&Job| matches!(job, Job::Read { again: false, .. });
+        self.jobs.iter().filter(is_new).count()
     }
 
     /// Whether answers are waiting to be sent.
@@ -236,6 +245,7 @@ fn duplicate(device: &mut Device, qp: &mut Qp, packet: &Packet) {
                 reth: *reth,
                 sent: 0,
                 who,
+                again: true,
             });
         }
         Kind::AtomicRequest { .. } => {
@@ -576,7 +586,7 @@ fn permitted(device: &Device, qp: &Qp, who: Accessor, reth: Reth, purpose: Purpo
 }
 
 fn read(device: &mut Device, qp: &mut Qp, packet: &Packet, reth: Reth) -> Outcome {
-    if qp.responder.incoming.is_some() || qp.responder.jobs.len() >= qp.decoded.max_reads_in {
+    if qp.responder.incoming.is_some() || qp.responder.reads_in() >= qp.decoded.max_reads_in {
         return INVALID;
     }
     let who = requester_of(device, qp, packet);
@@ -604,6 +614,7 @@ fn read(device: &mut Device, qp: &mut Qp, packet: &Packet, reth: Reth) -> Outcom
         reth,
         sent: 0,
         who,
+        again: false,
     });
     Outcome::Answered
 }
@@ -784,6 +795,7 @@ pub fn run(device: &mut Device, qp: &mut Qp, budget: &mut Budget, now: Instant) 
                 reth,
                 sent,
                 who,
+                ..
             } => {
                 let (first_psn, reth, index, who) = (*psn, *reth, *sent, *who);
                 let mtu = qp.decoded.mtu;

@@ -2,6 +2,7 @@
 //! The model driven in this process: a small driver with ordinary memory takes a function through its life, from the
 //! command queue to completions and events, and makes every mistake that a guest can make.
 
+mod answers;
 mod atomics;
 mod blueflame;
 mod bounds;
