@@ -219,6 +219,8 @@ impl Machine {
                 .watch(|watch| watch.name(Owner::Command, target, 0x240));
         }
         guest.ring_commands(1);
+        // The book-keeping from here on is the guest's work, not the model's.
+        bounds::end();
         guest
             .ram
             .watch(|watch| watch.forget(|owner| owner == Owner::Command));
