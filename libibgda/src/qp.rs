@@ -14,7 +14,8 @@ use crate::{
     queue::{Handle, depth},
 };
 use ibgda_device::abi::{
-    IBGDA_READY_FIRST, IBGDA_RECV_WQE_BYTES, IBGDA_SHARED, IBGDA_WQEBB_BYTES, ibgda_qp,
+    IBGDA_READY_FIRST, IBGDA_READY_MOST, IBGDA_RECV_WQE_BYTES, IBGDA_SHARED, IBGDA_WQEBB_BYTES,
+    ibgda_qp,
 };
 use std::{
     collections::hash_map::RandomState,
@@ -126,8 +127,8 @@ pub struct QueuePair {
 
 /// `ibgda_qp::ready` of a ring that nobody has posted to: `IBGDA_READY_WORDS` words, of which the first may be told of.
 fn ready_words(send_depth: u32) -> Box<[AtomicU64]> {
-    // IBGDA_READY_SLOTS: a quarter of the ring, at most 32 slots, share a word.
-    let slots = (send_depth / 4).clamp(1, 32);
+    // IBGDA_READY_SLOTS, which bindgen does not translate.
+    let slots = (send_depth / 4).clamp(1, IBGDA_READY_MOST);
     (0..send_depth / slots)
         .map(|word| AtomicU64::new(if word == 0 { IBGDA_READY_FIRST } else { 0 }))
         .collect()

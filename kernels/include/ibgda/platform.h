@@ -45,6 +45,10 @@ struct alignas(16) ibgda_quad {
 	ibgda_u64 low, high;
 };
 
+/* Its four words as inputs of an asm. */
+#define IBGDA_WORDS(quad) \
+	"r"((ibgda_u32)(quad).low), "r"((ibgda_u32)((quad).low >> 32)), "r"((ibgda_u32)(quad).high), "r"((ibgda_u32)((quad).high >> 32))
+
 /*
  * Four bytes of `low` (0 to 3) and `high` (4 to 7), of which each hexadecimal digit of `selector` names one, the last digit the
  * first byte in memory: PRMT of the PTX ISA, with which a GPU makes a word of a WQE in one instruction.
@@ -129,9 +133,6 @@ IBGDA_FN void ibgda_store_quad(void *to, ibgda_quad value)
 	asm volatile("st.global.v2.b64 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(to)), "l"(value.low), "l"(value.high)
 		     : "memory");
 }
-
-#define IBGDA_WORDS(quad) \
-	"r"((ibgda_u32)(quad).low), "r"((ibgda_u32)((quad).low >> 32)), "r"((ibgda_u32)(quad).high), "r"((ibgda_u32)((quad).high >> 32))
 
 /* The first three quads of a slot. */
 IBGDA_FN void ibgda_store_quads(void *to, const ibgda_quad *quads)

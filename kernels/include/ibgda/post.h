@@ -153,8 +153,7 @@ template <ibgda_u32 M> IBGDA_FN void ibgda_publish(ibgda_qp *qp, ibgda_u64 index
 {
 	static_assert(M & IBGDA_SHARED, "slots of an exclusive QP are published by ibgda_write_doorbell");
 	ibgda_sq sq = ibgda_sq_of(qp);
-	ibgda_acquire_release<M>();
-	ibgda_shared_ring<M>(qp, sq, index, index + slots, ring);
+	ibgda_shared_finish<M>(qp, sq, index, index + slots, false, ring);
 }
 
 /*
@@ -255,11 +254,7 @@ IBGDA_FN ibgda_status ibgda_post_lane(ibgda_qp *qp, const ibgda_sq &sq, ibgda_u3
 	ibgda_write_built<N>(sq, index, flags, wqe);
 	if (request)
 		*request = end - 1;
-	ibgda_acquire_release<M>();
-	if (alone)
-		ibgda_shared_ring_alone<M>(qp, sq, index, end);
-	else
-		ibgda_shared_ring<M>(qp, sq, index, end, ring);
+	ibgda_shared_finish<M>(qp, sq, index, end, alone, ring);
 	return IBGDA_OK;
 }
 
@@ -353,17 +348,12 @@ IBGDA_FN ibgda_status ibgda_post(ibgda_qp *qp, ibgda_u32 flags, ibgda_u64 *reque
 			}
 			ibgda_group_sync<M>(group);
 			if (group.leads) {
-				if (M & IBGDA_SHARED) {
-					ibgda_acquire_release<M>();
-					if (alone)
-						ibgda_shared_ring_alone<M>(qp, sq, base, end);
-					else
-						ibgda_shared_ring<M>(qp, sq, base, end, ring);
-				} else if (ring) {
+				if (M & IBGDA_SHARED)
+					ibgda_shared_finish<M>(qp, sq, base, end, alone, ring);
+				else if (ring)
 					ibgda_ring<M>(sq, end);
-				} else {
+				else
 					ibgda_note_unrung(qp, base, end);
-				}
 			}
 			ibgda_group_sync<M>(group);
 		}

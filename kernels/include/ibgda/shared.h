@@ -77,7 +77,7 @@ IBGDA_FN ibgda_u32 ibgda_ready_shift(ibgda_u32 depth)
 #else
 	zeros = (ibgda_u32)__builtin_clz(depth);
 #endif
-	return depth >= 128 ? 5 : depth >= 4 ? 29 - zeros : 0;
+	return depth >= 4 * IBGDA_READY_MOST ? 5 : depth >= 4 ? 29 - zeros : 0;
 }
 
 IBGDA_FN ibgda_sq ibgda_sq_of(const ibgda_qp *qp)
@@ -189,13 +189,13 @@ IBGDA_FN ibgda_status ibgda_shared_reserve(ibgda_qp *qp, const ibgda_sq &sq, ibg
 
 /*
  * Is a poster whose slots begin with `index` alone: all before them was told, and nobody is telling? Of the publisher's word
- * 32 bits do, which is never a ring away from what was reserved. What follows is for rings with 32 slots to a word.
+ * 32 bits do, which is never a ring away from what was reserved. What follows is for rings with IBGDA_READY_MOST slots to a word.
  */
 IBGDA_FN bool ibgda_is_alone(const ibgda_sq &sq, const ibgda_quad &teller, ibgda_u64 index)
 {
 	const ibgda_u32 state = (ibgda_u32)teller.low - ((ibgda_u32)index << 2);
 	/* No branches. */
-	return (sq.depth >= 128) & ((state == 0) | ((state == (IBGDA_BUSY | IBGDA_TIRED)) & (teller.high == index)));
+	return (sq.depth >= 4 * IBGDA_READY_MOST) & ((state == 0) | ((state == (IBGDA_BUSY | IBGDA_TIRED)) & (teller.high == index)));
 }
 
 /* A word of `ready`, and what slot it begins with. */
@@ -373,14 +373,14 @@ IBGDA_FN void ibgda_shared_take(ibgda_qp *qp, ibgda_u64 end) { ibgda_store_share
 template <ibgda_u32 M> IBGDA_FN void ibgda_shared_ring_alone(ibgda_qp *qp, const ibgda_sq &sq, ibgda_u64 index, ibgda_u64 end)
 {
 	/* The slots' word, from bit `from` up to `to`; `entry`: with its entry. */
-	ibgda_u32 slot = (ibgda_u32)index, from = slot & 31, to = from + (ibgda_u32)end - slot, entry = 0;
-	ibgda_u64 *word = ibgda_word(sq.ready, (slot & (sq.depth - 1)) >> 5);
-	while (to >= 32) {
+	ibgda_u32 slot = (ibgda_u32)index, from = slot & (IBGDA_READY_MOST - 1), to = from + (ibgda_u32)end - slot, entry = 0;
+	ibgda_u64 *word = ibgda_word(sq.ready, (slot & (sq.depth - 1)) / IBGDA_READY_MOST);
+	while (to >= IBGDA_READY_MOST) {
 		/* Full, whatever its xor gives: nobody else has slots in it that were not told. The next one gets its entry at once. */
 		ibgda_atomic_xor(word, (ibgda_u64)entry << 32 | (ibgda_u32)(~0u << from));
-		slot += 32 - from;
-		word = ibgda_word(sq.ready, (slot & (sq.depth - 1)) >> 5);
-		to -= 32;
+		slot += IBGDA_READY_MOST - from;
+		word = ibgda_word(sq.ready, (slot & (sq.depth - 1)) / IBGDA_READY_MOST);
+		to -= IBGDA_READY_MOST;
 		from = 0;
 		entry = 1;
 	}
@@ -416,6 +416,17 @@ template <ibgda_u32 M> IBGDA_SLOW void ibgda_shared_ring(ibgda_qp *qp, ibgda_sq 
 		ibgda_acquire_release<M>();
 		ibgda_atomic_max(&qp->unrung, prefix);
 	}
+}
+
+/* What is left of a post whose slots [index, end) are written: a poster who is `alone` rings, whatever `ring` says. */
+template <ibgda_u32 M>
+IBGDA_FN void ibgda_shared_finish(ibgda_qp *qp, const ibgda_sq &sq, ibgda_u64 index, ibgda_u64 end, bool alone, bool ring)
+{
+	ibgda_acquire_release<M>();
+	if (alone)
+		ibgda_shared_ring_alone<M>(qp, sq, index, end);
+	else
+		ibgda_shared_ring<M>(qp, sq, index, end, ring);
 }
 
 #endif

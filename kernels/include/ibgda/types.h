@@ -222,7 +222,8 @@ struct ibgda_qp {
 };
 
 /* Slots of a shared QP whose state is in one word of `ready`: a quarter of the ring, at most 32. */
-#define IBGDA_READY_SLOTS(depth) ((depth) >= 128 ? 32u : (depth) >= 4 ? (depth) / 4 : 1u)
+#define IBGDA_READY_MOST 32u
+#define IBGDA_READY_SLOTS(depth) ((depth) >= 4 * IBGDA_READY_MOST ? IBGDA_READY_MOST : (depth) >= 4 ? (depth) / 4 : 1u)
 #define IBGDA_READY_WORDS(depth) ((depth) / IBGDA_READY_SLOTS(depth))
 /* What the first word starts as: the NIC may be told of its slots as soon as they are written. */
 #define IBGDA_READY_FIRST (1ull << 32)

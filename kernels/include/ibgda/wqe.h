@@ -52,8 +52,7 @@ IBGDA_FN void ibgda_made(const ibgda_wqe &wqe)
 #pragma unroll
 #endif
 	for (int i = 0; i < 4; i++)
-		asm volatile("" ::"r"((ibgda_u32)wqe.quad[i].low), "r"((ibgda_u32)(wqe.quad[i].low >> 32)), "r"((ibgda_u32)wqe.quad[i].high),
-			     "r"((ibgda_u32)(wqe.quad[i].high >> 32)));
+		asm volatile("" ::IBGDA_WORDS(wqe.quad[i]));
 }
 
 /* A quad from four 32-bit words in host order, stored big-endian. */
