@@ -114,8 +114,8 @@ impl CompletionQueue {
         (error.status != 0).then_some(error)
     }
 
-    /// Gives the queue to a work queue, which must be the first.
-    pub(crate) fn take(&self, what: &str, work_depth: u32) -> Result<()> {
+    /// Gives the queue to a work queue, which must be the first, of a QP that is used in `mode`.
+    pub(crate) fn take(&self, what: &str, work_depth: u32, mode: u32) -> Result<()> {
         if self.depth() < work_depth {
             return Err(Error::argument(
                 format!(
@@ -135,6 +135,8 @@ impl CompletionQueue {
                 "create one CQ for each send queue and each receive queue",
             ));
         }
+        // SAFETY: no kernel uses the handle: the work queue that took this CQ is being made.
+        unsafe { (*self.handle.as_ptr()).mode = mode };
         Ok(())
     }
 

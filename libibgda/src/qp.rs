@@ -80,6 +80,11 @@ impl Default for QueuePairOptions {
 }
 
 impl QueuePairOptions {
+    /// As the handles say it.
+    fn mode(&self) -> u32 {
+        if self.shared { IBGDA_SHARED } else { 0 }
+    }
+
     fn check(&self) -> Result<()> {
         let faults = [
             (
@@ -174,8 +179,11 @@ impl QueuePair {
                 "pass a CQ for receives if and only if the receive depth is not 0",
             ));
         }
-        send_cq.take("send queue", options.send_depth)?;
-        let taken = recv_cq.map_or(Ok(()), |cq| cq.take("receive queue", options.recv_depth));
+        let mode = options.mode();
+        send_cq.take("send queue", options.send_depth, mode)?;
+        let taken = recv_cq.map_or(Ok(()), |cq| {
+            cq.take("receive queue", options.recv_depth, mode)
+        });
         let created = taken.and_then(|()| {
             Self::build(context, options, send_cq, recv_cq).inspect_err(|_| {
                 recv_cq.inspect(|cq| cq.give_back());
@@ -251,7 +259,7 @@ impl QueuePair {
             } else {
                 ptr::null_mut()
             },
-            mode: if options.shared { IBGDA_SHARED } else { 0 },
+            mode: options.mode(),
             // SAFETY: queues and record lie inside the memory, as computed above.
             send_ring: unsafe { base.add(recv_bytes) },
             recv_ring: if options.recv_depth == 0 {

@@ -393,9 +393,6 @@ template <ibgda_u32 M = 0> IBGDA_FN ibgda_status ibgda_wait_for_cq_event(ibgda_c
 	}
 }
 
-/* Comparisons of ibgda_wait_until. */
-enum ibgda_comparison { IBGDA_EQ, IBGDA_NE, IBGDA_GE, IBGDA_GT, IBGDA_LE, IBGDA_LT };
-
 IBGDA_PURE bool ibgda_compare(ibgda_u64 word, ibgda_comparison comparison, ibgda_u64 value)
 {
 	switch (comparison) {

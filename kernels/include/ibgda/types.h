@@ -124,6 +124,9 @@ typedef enum ibgda_status {
 /* Those of a call, not of a handle. */
 #define IBGDA_SCOPES (IBGDA_WARP | IBGDA_BLOCK)
 
+/* Comparisons of ibgda_wait_until. */
+enum ibgda_comparison { IBGDA_EQ = 0, IBGDA_NE = 1, IBGDA_GE = 2, IBGDA_GT = 3, IBGDA_LE = 4, IBGDA_LT = 5 };
+
 /* The kind of a completion (CQE opcode). */
 #define IBGDA_CQE_REQ 0
 #define IBGDA_CQE_RESP_WRITE_IMM 1
@@ -182,7 +185,7 @@ struct ibgda_cq {
 	ibgda_u64 completed;		/* work requests known complete: all below this index succeeded */
 	struct ibgda_error error;	/* the first error, latched */
 	ibgda_u32 lock;
-	ibgda_u32 reserved;
+	ibgda_u32 mode;			/* IBGDA_SHARED and so on of the QP that it serves; for the calls of ibgda_host.h */
 	ibgda_u64 reserved64;
 };
 
