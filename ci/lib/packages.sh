@@ -3,14 +3,16 @@
 #
 # The Debian packages. Needs enter_setup.
 
-# Builds the packages anew; it takes a second or two. PACKAGES is where they lie on the host.
+# Builds the packages anew; it takes some seconds, and more when the library has changed. PACKAGES is where they lie on the
+# host.
 packages_build() {
     local lock
     PACKAGES=$(checkout_dir target)/packages
     exec {lock}>"$PACKAGES.lock"
     flock "$lock"
     rm -rf -- "$PACKAGES"
-    quiet_step "packages" in_rootfs sh packaging/build /target/packages
+    quiet_step "libibgda for release" in_rootfs cargo build -q --release "${CARGO_LOCKED[@]}" -p libibgda
+    quiet_step "packages" in_rootfs sh packaging/build /target/packages /target/release/libibgda.a
     exec {lock}>&-
 }
 
@@ -23,7 +25,7 @@ packages_root() {
     mkdir "$dir"/{upper,work,root}
     mount -t overlay -o "lowerdir=$ROOTFS,upperdir=$dir/upper,workdir=$dir/work" overlay "$root"
     mkdir -p "$root/packages" "$root/out"
-    for path in proc sys dev tmp run root src "${OVERLAY#/}"; do
+    for path in proc sys dev tmp run root src target "${OVERLAY#/}"; do
         mount --rbind -- "$ENTER/$path" "$root/$path"
     done
     mount --bind -- "$PACKAGES" "$root/packages"

@@ -7,7 +7,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2] / "docs/man"
 MACROS = set(
-    "Dd Dt Os Sh Ss Nm Nd In Bd Ed Bl El It Pp Xr Em Sy Fa Dv Er Pa Ar Op Cm Li Ql Qq Pq Ic".split()
+    "Dd Dt Os Sh Ss Nm Nd In Bd Ed Bl El It Pp Xr Em Sy Fa Dv Er Pa Ar Op Cm Li Ql Qq Pq Ic Ft Fn Vt No".split()
 )
 BLOCKS = {"Bd": "Ed", "Bl": "El"}
 SECTIONS = ["NAME", "SYNOPSIS", "DESCRIPTION", "EXIT STATUS", "FILES", "NOTES", "SEE ALSO"]
@@ -22,8 +22,14 @@ def complain(path, number, what):
     print(f"{path.name}:{number}: {what}")
 
 
+def names(page):
+    head = page.read_text().partition(".Sh NAME\n")[2].partition(".Sh ")[0]
+    return [page.stem] + [line.split()[1] for line in head.splitlines() if line.startswith(".Nm ")]
+
+
 pages = sorted(ROOT.glob("*.[1-9]"))
-ours = {(page.stem, page.suffix[1:]) for page in pages}
+# A page is found under every name that its first section has.
+ours = {(name, page.suffix[1:]) for page in pages for name in names(page)}
 if not pages:
     complain(ROOT, 0, "no pages")
 for page in pages:
@@ -34,7 +40,7 @@ for page in pages:
         if line != line.rstrip() or not line:
             complain(page, number, "an empty line, or spaces at the end")
         if not line.startswith(".") or line.startswith('.\\"'):
-            if "\\" in line.replace("\\-", "") and not line.startswith('.\\"'):
+            if "\\" in line.replace("\\-", "").replace("\\e", "") and not line.startswith('.\\"'):
                 complain(page, number, "an escape")
             continue
         macro, _, rest = line[1:].partition(" ")
