@@ -1,14 +1,26 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Rust definitions of the types that host and kernels share, from the header that kernels include.
+//! Rust definitions of the types that host and kernels share, from the header that kernels include; and the kernels of
+//! `library/`, compiled by nvcc where there is one.
 
-use std::{env, path::PathBuf};
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+/// What the kernels are compiled for. The code of the last is also kept as PTX, for GPUs that come after it.
+const ARCHITECTURES: [u32; 4] = [75, 80, 90, 100];
+
+const KERNELS: &str = "library/transfer.cu";
 
 fn main() {
     let include =
         PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR"))
             .join("include");
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let types = include.join("ibgda/types.h");
-    println!("cargo:rerun-if-changed={}", types.display());
+    println!("cargo:rerun-if-changed={}", include.display());
+    println!("cargo:rerun-if-changed={KERNELS}");
     // For the build scripts of dependents that compile kernels: DEP_IBGDA_DEVICE_INCLUDE.
     println!("cargo:include={}", include.display());
 
@@ -23,8 +35,63 @@ fn main() {
         .layout_tests(true)
         .generate()
         .expect("bindgen over ibgda/types.h (install libclang)")
-        .write_to_file(
-            PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR")).join("types.rs"),
-        )
+        .write_to_file(out.join("types.rs"))
         .expect("write types.rs");
+
+    if env::var_os("CARGO_FEATURE_CUDA").is_some() {
+        let image = match nvcc() {
+            Some(nvcc) => {
+                fat_binary(&nvcc, &include, &out.join("kernels.fatbin"));
+                "Some(include_bytes!(concat!(env!(\"OUT_DIR\"), \"/kernels.fatbin\")))"
+            }
+            None => "None",
+        };
+        fs::write(out.join("image.rs"), image).expect("write image.rs");
+    }
+    #[cfg(feature = "cpu-kernels")]
+    cc::Build::new()
+        .cpp(true)
+        .std("c++17")
+        .flag("-xc++")
+        .define("IBGDA_HOST", None)
+        .include(&include)
+        .extra_warnings(true)
+        .file(KERNELS)
+        .compile("ibgda_kernels");
+}
+
+/// nvcc: NVCC's, which an empty NVCC says not to look for; else that in PATH. Cargo looks at a change of NVCC only, so
+/// that a tree which is built with and without CUDA in PATH in turn is not compiled anew each time.
+fn nvcc() -> Option<PathBuf> {
+    println!("cargo:rerun-if-env-changed=NVCC");
+    match env::var_os("NVCC") {
+        Some(nvcc) => (!nvcc.is_empty()).then(|| nvcc.into()),
+        None => env::split_paths(&env::var_os("PATH")?)
+            .map(|folder| folder.join("nvcc"))
+            .find(|nvcc| nvcc.is_file()),
+    }
+}
+
+fn fat_binary(nvcc: &Path, include: &Path, output: &Path) {
+    let mut command = Command::new(nvcc);
+    command.args(["-O3", "-std=c++17", "-lineinfo", "-fatbin"]);
+    for architecture in ARCHITECTURES {
+        let code = format!("arch=compute_{architecture},code=sm_{architecture}");
+        command.args(["-gencode", &code]);
+    }
+    let last = ARCHITECTURES[ARCHITECTURES.len() - 1];
+    let ptx = format!("arch=compute_{last},code=compute_{last}");
+    command.args(["-gencode", &ptx]).arg("-I").arg(include);
+    command.arg("-o").arg(output).arg(KERNELS);
+    let status = command.status().unwrap_or_else(|error| {
+        panic!(
+            "{}: {error}. NVCC says which nvcc; an empty NVCC leaves the kernels to NVRTC",
+            nvcc.display()
+        )
+    });
+    assert!(
+        status.success(),
+        "{} failed ({status}): {command:?}",
+        nvcc.display()
+    );
 }

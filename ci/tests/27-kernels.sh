@@ -17,6 +17,10 @@ kernels_sass() {
 check kernels::sass kernels_sass
 [[ ! -s $CHECK_DIR/sass ]] || sed 's/^/  /' "$CHECK_DIR/sass"
 
+# The kernels that are loaded, compiled at build time. A target directory of its own: the others are built without nvcc.
+suite kernels::image "$IBGDA_SRC/ci/toolbox" env NVCC=nvcc cargo test -q -p ibgda-device --features cuda \
+    --target-dir /target/carried
+
 suite kernels::litmus "$IBGDA_SRC/ci/toolbox" kernels/tests/litmus/run
 for path in "$IBGDA_SRC"/kernels/tests/threads/*.cpp; do
     path=${path##*/}

@@ -1,63 +1,23 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The header under NVRTC, from the text that the crate carries: ci/toolbox cargo test -p ibgda-test-kernels --features nvrtc
 
-use cudarc::nvrtc::{result, sys};
-use ibgda_device::HEADERS;
-use std::{
-    collections::BTreeSet,
-    ffi::{CString, c_char},
+use ibgda_device::{
+    HEADERS,
+    kernels::{SOURCE, nvrtc},
 };
+use std::collections::BTreeSet;
 
 const EVERY_CALL: &str = include_str!("../gpu/every_call.cuh");
 
 /// The PTX of a kernel that includes the header, or what NVRTC has against it, be it only a warning.
 fn compile(source: &str, architecture: u32) -> Result<String, String> {
-    let text = |text: &str| CString::new(text).expect("sources have no NUL");
-    let (source, name) = (text(source), text("kernel.cu"));
-    let contents = HEADERS.map(|(_, contents)| text(contents));
-    let names = HEADERS.map(|(name, _)| text(name));
-    let pointers = |texts: &[CString]| -> Vec<*const c_char> {
-        texts.iter().map(|text| text.as_ptr()).collect()
-    };
-    let mut program = std::ptr::null_mut();
-    // SAFETY: all strings end in NUL and live to the end of this function, the program does not.
-    unsafe {
-        sys::nvrtcCreateProgram(
-            &mut program,
-            source.as_ptr(),
-            name.as_ptr(),
-            HEADERS.len() as i32,
-            pointers(&contents).as_ptr(),
-            pointers(&names).as_ptr(),
-        )
+    let compiled = nvrtc::compile(source, &format!("compute_{architecture}"))
+        .map_err(|error| error.to_string())?;
+    if compiled.log.trim().is_empty() {
+        Ok(String::from_utf8(compiled.image).expect("PTX is text"))
+    } else {
+        Err(compiled.log)
     }
-    .result()
-    .map_err(|error| error.to_string())?;
-    let options = [
-        format!("--gpu-architecture=compute_{architecture}"),
-        "--std=c++17".to_owned(),
-    ];
-    // SAFETY: the program is valid until it is destroyed, which is done once, last.
-    let (compiled, log, ptx) = unsafe {
-        let compiled = result::compile_program(program, &options);
-        let log = result::get_program_log(program).map_err(|error| error.to_string())?;
-        let ptx = compiled.and_then(|()| result::get_ptx(program));
-        result::destroy_program(program).map_err(|error| error.to_string())?;
-        (compiled, string(&log), ptx)
-    };
-    match (compiled, ptx) {
-        (Ok(()), Ok(ptx)) if log.trim().is_empty() => Ok(string(&ptx)),
-        (compiled, _) => Err(format!("{compiled:?}\n{log}")),
-    }
-}
-
-/// Up to the NUL.
-fn string(chars: &[c_char]) -> String {
-    chars
-        .iter()
-        .take_while(|&&char| char != 0)
-        .map(|&char| char::from(char as u8))
-        .collect()
 }
 
 #[test]
@@ -83,6 +43,25 @@ fn a_warning_is_an_error() {
     assert!(log.contains("unused") && log.contains("warning"), "{log}");
     let log = compile("#include <ibgda/no_such.h>", 90).expect_err("no such file");
     assert!(log.contains("no_such.h"), "{log}");
+}
+
+#[test]
+fn the_kernels_that_are_loaded_compile_to_machine_code() {
+    for architecture in ["sm_75", "sm_90"] {
+        let compiled = nvrtc::compile(SOURCE, architecture)
+            .unwrap_or_else(|error| panic!("{architecture}: {error}"));
+        assert_eq!(compiled.log.trim(), "");
+        assert_eq!(compiled.image[..4], *b"\x7fELF", "a cubin is an ELF file");
+        for kernel in ["ibgda_kernel_put_blocks", "ibgda_kernel_wait"] {
+            let named = compiled
+                .image
+                .windows(kernel.len())
+                .any(|bytes| bytes == kernel.as_bytes());
+            assert!(named, "{architecture}: no {kernel}");
+        }
+    }
+    let error = nvrtc::compile(SOURCE, "sm_1").expect_err("no such architecture");
+    assert!(error.to_string().contains("gpu-architecture"), "{error}");
 }
 
 /// The calls are those whose mode has a default: what only the header's own files use has none.

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* The kernels of this example. nvcc compiles them for a GPU, a C++ compiler with IBGDA_HOST for a CPU thread. */
+/*
+ * Kernels that examples and tests load (src/kernels.rs): nvcc compiles them at build time where there is one, else NVRTC
+ * when they are loaded; a C++ compiler with IBGDA_HOST for a CPU thread.
+ */
 #include <ibgda_device.cuh>
 
 #ifdef IBGDA_HOST
@@ -13,23 +16,23 @@
 #endif
 
 /* RDMA WRITE of `from`, block by block, to the same offsets of `to`; returns when the last one has completed. */
-KERNEL write_blocks(ibgda_qp *qp, const ibgda_region *to, const ibgda_region *from, ibgda_u32 block_bytes, ibgda_u64 timeout_ns,
-		    ibgda_u32 *result)
+KERNEL ibgda_kernel_put_blocks(ibgda_qp *qp, ibgda_region to, ibgda_region from, ibgda_u32 block_bytes,
+			       ibgda_u64 timeout_ns, ibgda_u32 *result)
 {
 	ONE_THREAD();
 	ibgda_status status = IBGDA_OK;
-	for (ibgda_u64 offset = 0; offset < from->length && status == IBGDA_OK; offset += block_bytes) {
-		ibgda_u64 left = from->length - offset;
+	for (ibgda_u64 offset = 0; offset < from.length && status == IBGDA_OK; offset += block_bytes) {
+		ibgda_u64 left = from.length - offset;
 		ibgda_u32 bytes = left < block_bytes ? (ibgda_u32)left : block_bytes;
-		status = ibgda_put(qp, *to, offset, *from, offset, bytes);
+		status = ibgda_put(qp, to, offset, from, offset, bytes);
 	}
 	if (status == IBGDA_OK)
 		status = ibgda_quiet(qp, ibgda_clock_ns() + timeout_ns);
 	*result = status;
 }
 
-/* Waits for a completion that may never come. */
-KERNEL wait_for_completion(ibgda_qp *qp, ibgda_u64 timeout_ns, ibgda_u32 *result)
+/* Waits for a completion of the send queue, which may never come. */
+KERNEL ibgda_kernel_wait(ibgda_qp *qp, ibgda_u64 timeout_ns, ibgda_u32 *result)
 {
 	ONE_THREAD();
 	ibgda_cqe cqe;

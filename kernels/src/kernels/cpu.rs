@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The kernels on a CPU thread, which stands in for the GPU.
+
+use crate::{
+    Status,
+    abi::{ibgda_qp, ibgda_region},
+};
+use std::{thread, time::Duration};
+
+unsafe extern "C" {
+    fn ibgda_kernel_put_blocks(
+        qp: *mut ibgda_qp,
+        to: ibgda_region,
+        from: ibgda_region,
+        block_bytes: u32,
+        timeout_ns: u64,
+        result: *mut u32,
+    );
+    fn ibgda_kernel_wait(qp: *mut ibgda_qp, timeout_ns: u64, result: *mut u32);
+}
+
+/// A QP on its way to the thread that stands in for the GPU.
+struct Handle(*mut ibgda_qp);
+
+// SAFETY: by the contract of the callers, the launch's thread alone uses the handle meanwhile.
+unsafe impl Send for Handle {}
+
+fn launch(qp: *mut ibgda_qp, kernel: impl FnOnce(*mut ibgda_qp, &mut u32) + Send) -> Status {
+    let handle = Handle(qp);
+    let mut result = 0;
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let handle = handle;
+            kernel(handle.0, &mut result);
+        });
+    });
+    Status(result)
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Writes `from`, in blocks of `block_bytes`, to the same offsets of `to`, and waits for the last.
+///
+/// # Safety
+/// `qp` is a device handle whose QP lives, and that nobody else uses meanwhile.
+pub unsafe fn put_blocks(
+    qp: *mut ibgda_qp,
+    to: ibgda_region,
+    from: ibgda_region,
+    block_bytes: u32,
+    timeout: Duration,
+) -> Status {
+    launch(qp, |qp, result| {
+        // SAFETY: by this function's contract; what the NIC is asked to move, it checks itself.
+        unsafe { ibgda_kernel_put_blocks(qp, to, from, block_bytes, nanoseconds(timeout), result) }
+    })
+}
+
+/// Waits for a completion of the send queue.
+///
+/// # Safety
+/// As of [`put_blocks`].
+pub unsafe fn wait(qp: *mut ibgda_qp, timeout: Duration) -> Status {
+    launch(qp, |qp, result| {
+        // SAFETY: by this function's contract.
+        unsafe { ibgda_kernel_wait(qp, nanoseconds(timeout), result) }
+    })
+}
