@@ -238,6 +238,7 @@ pub unsafe extern "C" fn ibgda_open(
             nic: nic.to_owned(),
             gpu,
             port,
+            route: Default::default(),
         })?;
         Ok(Box::into_raw(Box::new(ibgda_context(context))))
     };

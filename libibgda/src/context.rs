@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A NIC and a GPU, joined by the broker.
 
+#[cfg(feature = "cuda")]
+use crate::cuda;
+#[cfg(feature = "loopback")]
+use crate::loopback;
 use crate::{
-    broker::{Pair, Session, SessionState},
+    broker::{self, Pair, SessionState},
     cq::CompletionQueue,
-    devx::{self, Device, Uar},
+    devx,
     doorbell::DoorbellPool,
     error::{Error, Result, Source},
     memory::{Access, MemoryRegion, Rounding},
+    nic::{Device, Session, Uar},
     pci::Bdf,
     qp::{QueuePair, QueuePairOptions},
 };
@@ -17,15 +22,28 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// How requests reach the NIC.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Route {
+    /// The GPU rings the NIC's doorbell, which the broker granted.
+    #[default]
+    Direct,
+    /// The NIC is the ConnectX model in this process: no NIC, no broker, no root. With the crate's feature `loopback` only.
+    Loopback,
+}
+
 /// Which NIC and GPU to use.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
-    /// The NIC: its verbs device (`mlx5_0`) or its PCI address (`0000:03:00.0`).
+    /// The NIC: its verbs device (`mlx5_0`) or its PCI address (`0000:03:00.0`); on the loopback route `loopback0` and on.
     pub nic: String,
-    /// The GPU's PCI address.
+    /// The GPU's PCI address. The loopback route does not look at it.
     pub gpu: Bdf,
     /// The NIC's port, from 1.
     pub port: u8,
+    /// How requests are to reach the NIC.
+    pub route: Route,
 }
 
 /// The port of a context as its QPs' peers see it.
@@ -40,8 +58,8 @@ pub(crate) struct Port {
 /// A NIC and a GPU that may drive it. Queues and regions made from it live on their own; it may be dropped before them.
 #[derive(Debug)]
 pub struct Context {
-    session: Arc<Session>,
-    device: Arc<Device>,
+    session: Session,
+    device: Device,
     // Of the CQs: the page that would arm them.
     uar: Arc<Uar>,
     doorbells: Arc<DoorbellPool>,
@@ -56,15 +74,48 @@ impl Context {
     /// The broker's errno of `IBGDA_IOC_BIND`; `EINVAL` for names that name nothing; `ENETDOWN` for a port that is not
     /// active; errors of libibverbs.
     pub fn open(options: &OpenOptions) -> Result<Self> {
-        let nic = match options.nic.parse() {
-            Ok(bdf) => bdf,
-            Err(_) => devx::device_bdf(&options.nic)?,
-        };
-        let (session, pair) = Session::open(options.gpu, nic)?;
-        Self::join(session, pair, options.port)
+        match options.route {
+            Route::Direct => {
+                let nic = match options.nic.parse() {
+                    Ok(bdf) => bdf,
+                    Err(_) => devx::device_bdf(&options.nic)?,
+                };
+                let (session, pair) = broker::Session::open(options.gpu, nic)?;
+                Self::join(Session::Verbs(session), pair, options.port)
+            }
+            #[cfg(feature = "loopback")]
+            Route::Loopback => {
+                let (session, pair) = loopback::Session::open(options)?;
+                Self::join(Session::Loopback(session), pair, options.port)
+            }
+            #[cfg(not(feature = "loopback"))]
+            Route::Loopback => Err(crate::nic::no_loopback()),
+        }
     }
 
-    fn join(session: Arc<Session>, pair: Pair, port: u8) -> Result<Self> {
+    fn join(session: Session, pair: Pair, port: u8) -> Result<Self> {
+        let (device, port) = match &session {
+            Session::Verbs(_) => Self::open_verbs(&pair, port)?,
+            #[cfg(feature = "loopback")]
+            Session::Loopback(session) => {
+                let device = loopback::Device::open(session)?;
+                let port = device.port(port)?;
+                (Device::Loopback(device), port)
+            }
+        };
+        let uar = Arc::new(Uar::alloc(&device)?);
+        let doorbells = DoorbellPool::new(&session, &device);
+        Ok(Self {
+            session,
+            device,
+            uar,
+            doorbells,
+            pair,
+            port,
+        })
+    }
+
+    fn open_verbs(pair: &Pair, port: u8) -> Result<(Device, Port)> {
         let name = devx::device_name(pair.nic)?;
         if name != pair.ibdev_name {
             return Err(Error::new(
@@ -78,18 +129,9 @@ impl Context {
                 "was the device renamed or replaced just now? open it again",
             ));
         }
-        let device = Device::open(&name)?;
+        let device = devx::Device::open(&name)?;
         let port = active_port(&device, port)?;
-        let uar = Arc::new(Uar::alloc(&device)?);
-        let doorbells = DoorbellPool::new(&session, &device);
-        Ok(Self {
-            session,
-            device,
-            uar,
-            doorbells,
-            pair,
-            port,
-        })
+        Ok((Device::Verbs(device), port))
     }
 
     /// Joins the NIC again after it was lost. Queues and regions made before stay dead: drop them, and make new ones.
@@ -105,12 +147,16 @@ impl Context {
         loop {
             let joined = match pair.take() {
                 Some(pair) => Ok(pair),
-                None => self.session.rebind(gpu, nic),
+                None => match &self.session {
+                    Session::Verbs(session) => session.rebind(gpu, nic),
+                    #[cfg(feature = "loopback")]
+                    Session::Loopback(session) => session.rebind(gpu),
+                },
             }
             .and_then(|bound| {
                 // Bound is for good: what is tried again is only the opening of its verbs device.
                 pair = Some(bound.clone());
-                Self::join(Arc::clone(&self.session), bound, port)
+                Self::join(self.session.clone(), bound, port)
             });
             match joined {
                 Ok(context) => {
@@ -145,9 +191,12 @@ impl Context {
     }
 
     /// Makes memory usable by the NIC: 4 KiB-aligned `length` bytes at `address`, or any range with [`Rounding::Outward`].
+    /// Memory of a GPU (of cudaMalloc or cuMemMap) is known as such where the process has loaded CUDA, and goes to the NIC
+    /// as a dma-buf; the whole range must be in one allocation.
     ///
     /// # Errors
-    /// `EINVAL`: unaligned, zero, or beyond the address space; `EFAULT`: not mapped; `ENOMEM`: RLIMIT_MEMLOCK.
+    /// `EINVAL`: unaligned, zero, or beyond the address space or the allocation; `EFAULT`: not mapped; `ENOMEM`:
+    /// RLIMIT_MEMLOCK; `EOPNOTSUPP`: GPU memory that cannot be exported, or on the loopback route; CUDA's.
     ///
     /// # Safety
     /// The memory must stay mapped as long as the region lives, and no reference may rely on its contents, since peers and
@@ -201,11 +250,23 @@ impl Context {
         QueuePair::create(self, options, send_cq, recv_cq)
     }
 
-    pub(crate) fn session(&self) -> &Arc<Session> {
+    /// Whether kernels of `gpu` can ring this NIC: takes a doorbell page and registers it with CUDA, for a moment.
+    ///
+    /// # Errors
+    /// Why not, and what would let them: the reason for which a slower route is taken. The broker's of granting a page.
+    #[cfg(feature = "cuda")]
+    pub fn check_gpu_doorbell(&self, gpu: &cuda::Gpu) -> Result<()> {
+        let page = self.doorbells.take()?;
+        let (address, bytes) = (page.page().address(), crate::PAGE_BYTES as usize);
+        // SAFETY: the page stays mapped until it is given back, after the registration.
+        unsafe { cuda::HostRegistration::new(gpu, address, bytes, page.page().kind()) }.map(drop)
+    }
+
+    pub(crate) fn session(&self) -> &Session {
         &self.session
     }
 
-    pub(crate) fn device(&self) -> &Arc<Device> {
+    pub(crate) fn device(&self) -> &Device {
         &self.device
     }
 
@@ -226,7 +287,7 @@ impl Context {
     }
 }
 
-fn active_port(device: &Device, number: u8) -> Result<Port> {
+fn active_port(device: &devx::Device, number: u8) -> Result<Port> {
     /// `IBV_LINK_LAYER_INFINIBAND`; drivers may also leave it unspecified.
     const INFINIBAND: [u8; 2] = [0, 1];
     let attr = device.port(number)?;

@@ -2,11 +2,10 @@
 //! Completion queues.
 
 use crate::{
-    broker::QueueMemory,
     context::Context,
-    devx::{Object, Uar, Umem},
     error::{Error, Result},
     ifc::{self, Block, cqc, create_cq, opcode},
+    nic::{Object, QueueMemory, Uar, Umem},
     queue::{Handle, depth},
 };
 use ibgda_device::abi::{IBGDA_CQE_BYTES, ibgda_cq, ibgda_error};
@@ -27,7 +26,8 @@ pub struct CompletionQueue {
     // Dropped in this order: the object, then the memory it lies in, then what that was made from.
     object: Object,
     _umem: Umem,
-    _memory: QueueMemory,
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only kept"))]
+    memory: QueueMemory,
     _uar: Arc<Uar>,
     handle: Handle<ibgda_cq>,
     taken: AtomicBool,
@@ -75,7 +75,7 @@ impl CompletionQueue {
             // SAFETY: the record lies behind the ring in the same memory.
             doorbell_record: unsafe { ring.add(ring_bytes) }.cast(),
             status_page: context.session().status_page(),
-            number: object.number,
+            number: object.number(),
             depth: entries,
             generation: context.generation(),
             ..Default::default()
@@ -83,7 +83,7 @@ impl CompletionQueue {
         Ok(Self {
             object,
             _umem: umem,
-            _memory: memory,
+            memory,
             _uar: uar,
             handle,
             taken: AtomicBool::new(false),
@@ -92,7 +92,7 @@ impl CompletionQueue {
 
     /// CQ number.
     pub fn number(&self) -> u32 {
-        self.object.number
+        self.object.number()
     }
 
     /// Completions it holds.
@@ -149,6 +149,12 @@ impl CompletionQueue {
     pub(crate) fn give_back(&self) {
         self.stop_at_errors(ptr::null_mut());
         self.taken.store(false, Ordering::Relaxed);
+    }
+
+    /// Its memory, for a GPU to reach.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn memory(&self) -> &QueueMemory {
+        &self.memory
     }
 
     pub(crate) fn handle_ptr(&self) -> *mut ibgda_cq {

@@ -411,6 +411,30 @@ impl Registration {
         })
     }
 
+    /// As `new`, of a dma-buf from its first byte on; requests name it by `address` and up.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn of_dmabuf(
+        device: &Arc<Device>,
+        dmabuf: BorrowedFd<'_>,
+        address: u64,
+        bytes: usize,
+        access: sys::ibv_access_flags,
+    ) -> Result<Self> {
+        let (file, access) = (std::os::fd::AsRawFd::as_raw_fd(&dmabuf), access.0 as i32);
+        // SAFETY: the PD and the descriptor are good; the kernel keeps the dma-buf as long as the region lives.
+        let mr =
+            unsafe { sys::ibv_reg_dmabuf_mr(device.pd.as_ptr(), 0, bytes, address, file, access) };
+        let mr = NonNull::new(mr).ok_or_else(|| {
+            Error::last_verbs(format!(
+                "ibv_reg_dmabuf_mr ({bytes} bytes for {address:#x}, access {access:#x})"
+            ))
+        })?;
+        Ok(Self {
+            _device: Arc::clone(device),
+            mr,
+        })
+    }
+
     pub(crate) fn keys(&self) -> (u32, u32) {
         // SAFETY: registered, and libibverbs does not change it.
         let mr = unsafe { self.mr.as_ref() };

@@ -4,10 +4,13 @@
 //! The broker parks a page that is given back until this process is dead, and firmware cannot issue it again before. So a
 //! page whose QP is gone waits here for the next one: a process needs as many as it has QPs at a time.
 
+#[cfg(feature = "loopback")]
+use crate::loopback;
 use crate::{
-    broker::{Doorbell, Session},
-    devx::{Device, Uar},
+    broker::{self, Doorbell},
+    devx::{self, Uar},
     error::Result,
+    nic::{Device, Session},
 };
 use std::{
     os::fd::AsFd,
@@ -19,43 +22,73 @@ const UARS_TRIED: usize = 64;
 
 /// A page for one QP to ring.
 #[derive(Debug)]
-pub(crate) struct DoorbellPage {
-    // The broker's mapping goes before the UAR.
-    doorbell: Doorbell,
-    uar: Uar,
+pub(crate) enum DoorbellPage {
+    /// Of the NIC, granted by the broker, whose mapping goes before the UAR.
+    Granted { doorbell: Doorbell, uar: Uar },
+    /// Of the model.
+    #[cfg(feature = "loopback")]
+    Loopback(loopback::Uar),
 }
 
 impl DoorbellPage {
+    /// The page, in this process.
+    pub(crate) fn address(&self) -> *mut u8 {
+        match self {
+            Self::Granted { doorbell, .. } => doorbell.address(),
+            #[cfg(feature = "loopback")]
+            Self::Loopback(uar) => uar.address(),
+        }
+    }
+
+    /// What it is to CUDA.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn kind(&self) -> crate::cuda::HostKind {
+        match self {
+            Self::Granted { .. } => crate::cuda::HostKind::Doorbell,
+            #[cfg(feature = "loopback")]
+            Self::Loopback(_) => crate::cuda::HostKind::Memory,
+        }
+    }
+
     /// The doorbell register, in this process.
     pub(crate) fn register(&self) -> *mut u64 {
         // SAFETY: the register lies inside the page, aligned.
-        unsafe { self.doorbell.address().add(Uar::DOORBELL_OFFSET) }.cast()
+        unsafe { self.address().add(Uar::DOORBELL_OFFSET) }.cast()
     }
 
     /// Firmware's index of the page.
     pub(crate) fn page_id(&self) -> u32 {
-        self.uar.page_id()
+        match self {
+            Self::Granted { uar, .. } => uar.page_id(),
+            #[cfg(feature = "loopback")]
+            Self::Loopback(uar) => uar.page_id(),
+        }
     }
 
     /// Offset of the page in the NIC's BAR 0, as the broker found it.
     pub(crate) fn bar_offset(&self) -> u64 {
-        self.doorbell.bar_offset
+        match self {
+            Self::Granted { doorbell, .. } => doorbell.bar_offset,
+            // The model's BAR 0 has its pages by their index, and no memory.
+            #[cfg(feature = "loopback")]
+            Self::Loopback(uar) => u64::from(uar.page_id()) << 12,
+        }
     }
 }
 
 /// The pages of a context that no QP uses.
 #[derive(Debug)]
 pub(crate) struct DoorbellPool {
-    session: Arc<Session>,
-    device: Arc<Device>,
+    session: Session,
+    device: Device,
     free: Mutex<Vec<DoorbellPage>>,
 }
 
 impl DoorbellPool {
-    pub(crate) fn new(session: &Arc<Session>, device: &Arc<Device>) -> Arc<Self> {
+    pub(crate) fn new(session: &Session, device: &Device) -> Arc<Self> {
         Arc::new(Self {
-            session: Arc::clone(session),
-            device: Arc::clone(device),
+            session: session.clone(),
+            device: device.clone(),
             free: Mutex::default(),
         })
     }
@@ -67,33 +100,38 @@ impl DoorbellPool {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .pop();
-        let page = free.map_or_else(|| self.grant(), Ok)?;
+        let page = free.map_or_else(|| self.new_page(), Ok)?;
         Ok(PooledPage {
             pool: Arc::clone(self),
             page: Some(page),
         })
     }
 
-    /// A new page. After a reset of the NIC firmware may issue one that an old owner still holds: then another is tried.
-    fn grant(&self) -> Result<DoorbellPage> {
-        let mut held_by_others = Vec::new();
-        loop {
-            let uar = Uar::alloc(&self.device)?;
-            let dmabuf = uar.export()?;
-            match Doorbell::import(
-                &self.session,
-                dmabuf.as_fd(),
-                self.device.uverbs(),
-                uar.page_id(),
-            ) {
-                Ok(doorbell) => return Ok(DoorbellPage { doorbell, uar }),
-                Err(error)
-                    if error.errno() == libc::EBUSY && held_by_others.len() + 1 < UARS_TRIED =>
-                {
-                    held_by_others.push(uar)
-                }
-                Err(error) => return Err(error),
+    fn new_page(&self) -> Result<DoorbellPage> {
+        match (&self.session, &self.device) {
+            (Session::Verbs(session), Device::Verbs(device)) => grant(session, device),
+            #[cfg(feature = "loopback")]
+            (_, Device::Loopback(device)) => {
+                loopback::Uar::alloc(device).map(DoorbellPage::Loopback)
             }
+            #[cfg(feature = "loopback")]
+            (Session::Loopback(_), Device::Verbs(_)) => unreachable!("a context has one side"),
+        }
+    }
+}
+
+/// A new page. After a reset of the NIC firmware may issue one that an old owner still holds: then another is tried.
+fn grant(session: &Arc<broker::Session>, device: &Arc<devx::Device>) -> Result<DoorbellPage> {
+    let mut held_by_others = Vec::new();
+    loop {
+        let uar = Uar::alloc(device)?;
+        let dmabuf = uar.export()?;
+        match Doorbell::import(session, dmabuf.as_fd(), device.uverbs(), uar.page_id()) {
+            Ok(doorbell) => return Ok(DoorbellPage::Granted { doorbell, uar }),
+            Err(error) if error.errno() == libc::EBUSY && held_by_others.len() + 1 < UARS_TRIED => {
+                held_by_others.push(uar)
+            }
+            Err(error) => return Err(error),
         }
     }
 }

@@ -25,6 +25,13 @@ pub enum Source {
     },
     /// A peer's address blob.
     Address,
+    /// The model of the loopback route.
+    Model,
+    /// The CUDA driver.
+    Cuda {
+        /// `CUresult`; 0 when there is no driver to ask.
+        code: u32,
+    },
 }
 
 /// What failed, why, and what to do about it.
@@ -125,6 +132,16 @@ impl Error {
             format!("firmware answered {name} (status {status:#04x}, syndrome {syndrome:#010x})"),
             "the NIC's log (dmesg; connectx.log of the model) says which field it refused",
         )
+    }
+
+    /// The same, with more to do about it.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn and_advice(mut self, more: &str) -> Self {
+        if !self.advice.is_empty() {
+            self.advice.push_str("; ");
+        }
+        self.advice.push_str(more);
+        self
     }
 
     /// The `errno` that says the same to C.

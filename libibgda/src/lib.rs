@@ -9,7 +9,7 @@
 //! use ibgda::{Access, Context, OpenOptions, QueuePairOptions};
 //!
 //! # fn main() -> ibgda::Result<()> {
-//! let options = OpenOptions { nic: "mlx5_0".into(), gpu: "0000:65:00.0".parse().unwrap(), port: 1 };
+//! let options = OpenOptions { nic: "mlx5_0".into(), gpu: "0000:65:00.0".parse().unwrap(), port: 1, route: Default::default() };
 //! let context = Context::open(&options)?;
 //! let memory = context.alloc(1 << 20, Access::WRITE)?;
 //! let cq = context.create_cq(128)?;
@@ -30,18 +30,23 @@ mod broker;
 pub mod capi;
 mod context;
 mod cq;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod devx;
 mod doorbell;
 mod error;
 mod ifc;
+#[cfg(feature = "loopback")]
+pub mod loopback;
 mod memory;
+mod nic;
 mod pci;
 mod qp;
 mod queue;
 
 pub use address::{ADDRESS_BYTES, QpAddress};
 pub use broker::{Pair, Path, SessionState};
-pub use context::{Context, OpenOptions};
+pub use context::{Context, OpenOptions, Route};
 pub use cq::CompletionQueue;
 pub use error::{Error, Result, Source};
 pub use ibgda_device::{Status, abi};

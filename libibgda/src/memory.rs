@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Memory that the NIC may read and write.
 
+#[cfg(feature = "cuda")]
+use crate::cuda::{self, HostRegistration};
 use crate::{
     context::Context,
-    devx::Registration,
     error::{Error, Result},
+    nic::Registration,
 };
 use ibgda_device::abi::ibgda_region;
 use ibgda_verbs_sys::ibv_access_flags;
 use memmap2::{MmapOptions, MmapRaw};
 use std::ptr;
+#[cfg(feature = "cuda")]
+use std::sync::{Mutex, PoisonError};
 
 /// Registrations begin and end on these: a smaller granule would give the NIC bytes that are not meant.
 pub const PAGE_BYTES: u64 = 4096;
@@ -28,7 +32,7 @@ bitflags::bitflags! {
 }
 
 impl Access {
-    fn verbs(self) -> ibv_access_flags {
+    pub(crate) fn verbs(self) -> ibv_access_flags {
         [
             (Self::READ, ibv_access_flags::IBV_ACCESS_REMOTE_READ),
             (Self::WRITE, ibv_access_flags::IBV_ACCESS_REMOTE_WRITE),
@@ -89,9 +93,54 @@ fn pages(address: u64, length: u64, rounding: Rounding) -> Result<(u64, u64)> {
     Ok(rounded)
 }
 
+/// Registers whole pages, of the host or of a GPU.
+///
+/// # Safety
+/// As of [`Context::map_device`].
+#[cfg(feature = "cuda")]
+unsafe fn register(
+    context: &Context,
+    start: u64,
+    bytes: usize,
+    access: Access,
+) -> Result<Registration> {
+    if cuda::is_gpu_memory(start)? {
+        let dmabuf = cuda::DmaBuf::export(start, bytes)?;
+        return Registration::of_dmabuf(context.device(), &dmabuf, access);
+    }
+    // SAFETY: by this function's contract.
+    unsafe { Registration::new(context.device(), start, bytes, access) }.map_err(|error| {
+        if error.errno() == libc::EFAULT && !cuda::is_loaded() {
+            error.and_advice(
+                "this process has not loaded CUDA's driver, so the address is of no GPU's memory",
+            )
+        } else {
+            error
+        }
+    })
+}
+
+/// Registers whole pages.
+///
+/// # Safety
+/// As of [`Context::map_device`].
+#[cfg(not(feature = "cuda"))]
+unsafe fn register(
+    context: &Context,
+    start: u64,
+    bytes: usize,
+    access: Access,
+) -> Result<Registration> {
+    // SAFETY: by this function's contract.
+    unsafe { Registration::new(context.device(), start, bytes, access) }
+}
+
 /// A region registered with a NIC. Dropping it takes the NIC's right back.
 #[derive(Debug)]
 pub struct MemoryRegion {
+    // First, as it ends with the memory.
+    #[cfg(feature = "cuda")]
+    gpu: Mutex<Option<HostRegistration>>,
     // Before the memory, so that it is taken back before that is unmapped.
     registration: Registration,
     buffer: Option<MmapRaw>,
@@ -108,10 +157,11 @@ impl MemoryRegion {
         rounding: Rounding,
     ) -> Result<Self> {
         let (start, bytes) = pages(address, length, rounding)?;
-        let (device, verbs) = (context.device(), access.verbs());
         // SAFETY: by the contract of `Context::map_device`.
-        let registration = unsafe { Registration::new(device, start, bytes as usize, verbs) }?;
+        let registration = unsafe { register(context, start, bytes as usize, access) }?;
         Ok(Self {
+            #[cfg(feature = "cuda")]
+            gpu: Mutex::default(),
             registration,
             buffer: None,
             address,
@@ -150,10 +200,12 @@ impl MemoryRegion {
                 )
             })?;
         let address = buffer.as_mut_ptr().expose_provenance() as u64;
-        let (device, verbs) = (context.device(), access.verbs());
+        let device = context.device();
         // SAFETY: the mapping is anonymous, this region's own, and outlives the registration (field order).
-        let registration = unsafe { Registration::new(device, address, bytes, verbs) }?;
+        let registration = unsafe { Registration::new(device, address, bytes, access) }?;
         Ok(Self {
+            #[cfg(feature = "cuda")]
+            gpu: Mutex::default(),
             registration,
             buffer: Some(buffer),
             address,
@@ -188,6 +240,37 @@ impl MemoryRegion {
             length: self.length,
             lkey: self.lkey(),
             rkey: self.rkey(),
+        }
+    }
+
+    /// Where a GPU sees memory that [`Context::alloc`] made, for kernels that read and write it themselves. Requests name
+    /// it by [`MemoryRegion::address`] all the same. No kernel may use it when the region is dropped.
+    ///
+    /// # Errors
+    /// `EINVAL`: the memory is the caller's own; `EBUSY`: it was asked for with another GPU; CUDA's of registering it.
+    #[cfg(feature = "cuda")]
+    pub fn device_pointer_on(&self, gpu: &cuda::Gpu) -> Result<u64> {
+        let what = || format!("region of {} bytes on a GPU", self.length);
+        let buffer = self.buffer.as_ref().ok_or_else(|| {
+            Error::argument(
+                what(),
+                "the memory is not the region's own",
+                "register it with cuMemHostRegister, as its owner",
+            )
+        })?;
+        let mut slot = self.gpu.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*slot {
+            Some(there) if there.gpu() == gpu => Ok(there.device_pointer()),
+            Some(_) => Err(cuda::used_by_another(what())),
+            None => {
+                let (address, bytes) = (buffer.as_ptr(), buffer.len());
+                let kind = cuda::HostKind::Memory;
+                // SAFETY: the buffer is this region's, and unmapped after the registration (field order).
+                let new = unsafe { HostRegistration::new(gpu, address, bytes, kind) }?;
+                let pointer = new.device_pointer();
+                *slot = Some(new);
+                Ok(pointer)
+            }
         }
     }
 

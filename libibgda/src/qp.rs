@@ -1,22 +1,29 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Queue pairs: reliable connections whose queues a kernel drives.
 
+#[cfg(feature = "cuda")]
+use crate::cuda::{self, Gpu, GpuQueues, HostKind, HostQueues, HostRange};
+#[cfg(feature = "cuda")]
+use crate::memory::PAGE_BYTES;
 use crate::{
     address::QpAddress,
-    broker::QueueMemory,
     context::Context,
     cq::CompletionQueue,
-    devx::{Object, Umem},
     doorbell::PooledPage,
     error::{Error, Result, Source},
     ifc::{self, Block, Field, opcode, path, qp, qpc},
     memory::Access,
+    nic::{Object, QueueMemory, Umem},
     queue::{Handle, depth},
 };
+#[cfg(feature = "cuda")]
+use ibgda_device::abi::ibgda_error;
 use ibgda_device::abi::{
     IBGDA_READY_FIRST, IBGDA_READY_MOST, IBGDA_RECV_WQE_BYTES, IBGDA_SHARED, IBGDA_WQEBB_BYTES,
     ibgda_qp,
 };
+#[cfg(feature = "cuda")]
+use std::sync::{Mutex, PoisonError};
 use std::{
     collections::hash_map::RandomState,
     hash::{BuildHasher, Hasher},
@@ -114,18 +121,25 @@ impl QueuePairOptions {
 /// A reliable connection.
 #[derive(Debug)]
 pub struct QueuePair {
-    // Dropped in this order: the object, then what it lies in and rings.
+    // Dropped in this order: what a GPU has of it, the object, then what that lies in and rings.
+    #[cfg(feature = "cuda")]
+    gpu: Mutex<Option<GpuQueues>>,
     object: Object,
     _umem: Umem,
-    _memory: QueueMemory,
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only kept"))]
+    memory: QueueMemory,
     doorbell: PooledPage,
     send_cq: Arc<CompletionQueue>,
     recv_cq: Option<Arc<CompletionQueue>>,
     handle: Handle<ibgda_qp>,
     /// Of a shared QP, the words in which its posters say which slots are written.
-    _ready: Box<[AtomicU64]>,
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only kept"))]
+    ready: Box<[AtomicU64]>,
     options: QueuePairOptions,
     port: u8,
+    // The address of the broker's status page, or the model's. It lives as long as the queue memory.
+    #[cfg(feature = "cuda")]
+    status: (usize, HostKind),
     address: QpAddress,
     connected: AtomicBool,
 }
@@ -242,7 +256,7 @@ impl QueuePair {
 
         let port = context.port();
         let address = QpAddress {
-            qpn: object.number,
+            qpn: object.number(),
             psn: random_psn(),
             lid: port.lid,
             mtu: port.mtu,
@@ -272,7 +286,7 @@ impl QueuePair {
             doorbell: doorbell.page().register(),
             send_cq: send_cq.handle_ptr(),
             recv_cq: recv_cq.map_or(ptr::null_mut(), |cq| cq.handle_ptr()),
-            number: object.number,
+            number: object.number(),
             send_depth: options.send_depth,
             limit: options.send_depth.into(),
             recv_depth: options.recv_depth,
@@ -282,14 +296,21 @@ impl QueuePair {
         // SAFETY: the handle was made just now, and what it points to is not read through this.
         send_cq.stop_at_errors(unsafe { &raw mut (*handle.as_ptr()).limit });
         let pair = Self {
+            #[cfg(feature = "cuda")]
+            gpu: Mutex::default(),
+            #[cfg(feature = "cuda")]
+            status: (
+                context.session().status_page().expose_provenance(),
+                context.session().status_kind(),
+            ),
             object,
             _umem: umem,
-            _memory: memory,
+            memory,
             doorbell,
             send_cq: Arc::clone(send_cq),
             recv_cq: recv_cq.map(Arc::clone),
             handle,
-            _ready: ready,
+            ready,
             options: options.clone(),
             port: port.number,
             address,
@@ -395,7 +416,7 @@ impl QueuePair {
 
     /// QP number.
     pub fn number(&self) -> u32 {
-        self.object.number
+        self.object.number()
     }
 
     /// What the peer needs to connect to this QP.
@@ -414,6 +435,76 @@ impl QueuePair {
     /// What a kernel posts with. Valid as long as the QP lives; one thread at a time may use it.
     pub fn device_handle(&self) -> *mut ibgda_qp {
         self.handle.as_ptr()
+    }
+
+    /// What a kernel of `gpu` posts with: a `struct ibgda_qp` in the GPU's memory. The first call makes it, and from then
+    /// on kernels use it, and not [`QueuePair::device_handle`]; valid as long as the QP lives, which no kernel may outlast.
+    /// What a kernel's wait finds is latched in it: see [`QueuePair::error_on_gpu`].
+    ///
+    /// # Errors
+    /// `EBUSY`: another GPU has it; CUDA's, among them `EPERM` when NVIDIA's driver does not let this process have the
+    /// doorbell: the text says what opens its gate.
+    #[cfg(feature = "cuda")]
+    pub fn device_handle_on(&self, gpu: &Gpu) -> Result<u64> {
+        let mut slot = self.gpu.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*slot {
+            Some(there) if there.gpu() == gpu => return Ok(there.qp()),
+            Some(_) => return Err(cuda::used_by_another(format!("QP {:#x}", self.number()))),
+            None => {}
+        }
+        let memory = |memory: &QueueMemory| HostRange {
+            address: memory.address(),
+            bytes: memory.len(),
+            kind: HostKind::Memory,
+        };
+        let mut ranges = vec![
+            memory(&self.memory),
+            memory(self.send_cq.memory()),
+            HostRange {
+                address: self.doorbell.page().address(),
+                bytes: PAGE_BYTES as usize,
+                kind: self.doorbell.page().kind(),
+            },
+            HostRange {
+                address: ptr::with_exposed_provenance(self.status.0),
+                bytes: PAGE_BYTES as usize,
+                kind: self.status.1,
+            },
+        ];
+        ranges.extend(self.recv_cq.iter().map(|cq| memory(cq.memory())));
+        // SAFETY: the handles live as long as `self` and its CQs; no kernel uses them while another handle is asked for.
+        let (qp, send_cq, recv_cq) = unsafe {
+            let recv_cq = self.recv_cq.as_ref().map(|cq| *cq.handle_ptr());
+            (*self.handle.as_ptr(), *self.send_cq.handle_ptr(), recv_cq)
+        };
+        let ready = self.ready.iter().map(|word| word.load(Ordering::Relaxed));
+        let host = HostQueues {
+            qp,
+            send_cq,
+            recv_cq,
+            ready: ready.collect(),
+            ranges,
+        };
+        // SAFETY: all ranges are of this QP, its CQs and what these keep, and outlive `self.gpu` (field order).
+        let new = unsafe { GpuQueues::new(gpu, &host) }?;
+        let handle = new.qp();
+        *slot = Some(new);
+        Ok(handle)
+    }
+
+    /// The first error that a kernel on the GPU latched, of the send queue or else of the receive queue; `None` as long as
+    /// there is none, or no handle on a GPU. Waits for kernels of the default stream, as copies from a GPU do.
+    ///
+    /// # Errors
+    /// CUDA's.
+    #[cfg(feature = "cuda")]
+    pub fn error_on_gpu(&self) -> Result<Option<ibgda_error>> {
+        let slot = self.gpu.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(there) = &*slot else { return Ok(None) };
+        match there.error(false)? {
+            Some(error) => Ok(Some(error)),
+            None => there.error(true),
+        }
     }
 
     /// The CQ of its send queue.

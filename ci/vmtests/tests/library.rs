@@ -43,6 +43,7 @@ fn open(machine: &Machine, nic: usize) -> Result<Context> {
         nic: machine.nics[nic].to_string(),
         gpu: machine.gpu,
         port: 1,
+        route: Default::default(),
     })?)
 }
 
@@ -741,6 +742,7 @@ fn opening_says_what_is_wrong() -> Result<()> {
             nic: nic.into(),
             gpu,
             port: 1,
+            route: Default::default(),
         }) {
             Ok(_) => bail!("{nic}, {gpu} was opened"),
             Err(error) => ensure!(
@@ -767,6 +769,7 @@ fn opening_says_what_is_wrong() -> Result<()> {
         nic: nic.to_string(),
         gpu,
         port: 9,
+        route: Default::default(),
     })
     .err()
     .context("port 9 was opened")?;

@@ -13,10 +13,10 @@ use crate::cmd::{self, Request};
 use crate::hca::Hca;
 use crate::ifc::cap::atomic_caps;
 use crate::ifc::command::{
-    create_cq_in, create_eq_in, create_eq_out, create_mkey_in, create_qp_in, header, modify_qp_in,
-    query_hca_cap_out, query_qp_out, reply, set_hca_cap_in, set_issi_in,
+    create_cq_in, create_eq_in, create_eq_out, create_mkey_in, create_qp_in, create_umem_in,
+    header, modify_qp_in, query_hca_cap_out, query_qp_out, reply, set_hca_cap_in, set_issi_in,
 };
-use crate::ifc::context::{ads, cqc, eqc, mkc, qpc};
+use crate::ifc::context::{ads, cqc, eqc, mkc, qpc, umem};
 use crate::ifc::event::{eqe, kind};
 use crate::ifc::opcode::{self, Status};
 use crate::objects::qp::Service;
@@ -264,6 +264,11 @@ impl Nic {
         self.hca.with_device(|device| device.port.lid)
     }
 
+    /// GID 0 of its port.
+    pub fn gid(&self) -> [u8; 16] {
+        self.hca.with_device(|device| device.port.gid(0))
+    }
+
     /// Its status page: the words of `uapi/ibgda.h`, for kernels that wait. Generation 1, ready, until [`Nic::lose`].
     pub fn status_page(&self) -> u64 {
         self.status.addr()
@@ -409,6 +414,23 @@ impl Nic {
     /// Ends a memory key.
     pub fn destroy_mkey(&self, key: u32) -> Result<(), Error> {
         self.simple(opcode::DESTROY_MKEY, key >> 8)
+    }
+
+    /// Makes a UMEM of registered memory, whole pages, in which queues of commands that are [executed](Nic::execute) can lie.
+    pub fn create_umem(&self, addr: u64, len: u64) -> Result<u32, Error> {
+        if len == 0 || addr % PAGE as u64 != 0 || len % PAGE as u64 != 0 {
+            return Err(Error::Argument("a UMEM is of whole pages"));
+        }
+        let mut input = command(opcode::CREATE_UMEM, create_umem_in::SIZE);
+        let context = create_umem_in::umem.bytes_mut(&mut input);
+        umem::num_of_mtt.set(context, len / PAGE as u64);
+        list(&mut input, addr, len)?;
+        self.object(&input)
+    }
+
+    /// Ends a UMEM that no queue lies in.
+    pub fn destroy_umem(&self, id: u32) -> Result<(), Error> {
+        self.simple(opcode::DESTROY_UMEM, id)
     }
 
     /// Makes a completion queue. Its entries must be invalid already.

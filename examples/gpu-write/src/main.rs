@@ -148,6 +148,7 @@ fn main() -> Result<()> {
             nic: nic.to_string(),
             gpu,
             port: 1,
+            route: Default::default(),
         })
     };
     let (mut near, far) = (open(nics[0])?, open(nics[1])?);

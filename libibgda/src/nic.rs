@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What queues and regions are made of, on either side: a NIC through the broker and DevX, or the model in this process.
+//!
+//! Both take the same commands. Which side it is, a context decides when it is opened.
+
+#[cfg(feature = "loopback")]
+use crate::loopback;
+use crate::{broker, devx, error::Result, ifc::Block, memory::Access};
+#[cfg(feature = "cuda")]
+use std::os::fd::AsFd as _;
+use std::sync::Arc;
+
+macro_rules! sides {
+    ($($(#[$attribute:meta])* $name:ident = $verbs:ty, $loopback:ty;)*) => {
+        $(
+            $(#[$attribute])*
+            #[derive(Debug)]
+            pub(crate) enum $name {
+                Verbs($verbs),
+                #[cfg(feature = "loopback")]
+                Loopback($loopback),
+            }
+        )*
+    };
+}
+
+sides! {
+    /// The session that grants.
+    #[derive(Clone)]
+    Session = Arc<broker::Session>, Arc<loopback::Session>;
+    /// The NIC, opened, with a protection domain.
+    #[derive(Clone)]
+    Device = Arc<devx::Device>, Arc<loopback::Device>;
+    /// Zeroed memory for queues.
+    QueueMemory = broker::QueueMemory, loopback::QueueMemory;
+    /// A UAR page.
+    Uar = devx::Uar, loopback::Uar;
+    /// Memory that firmware objects may lie in.
+    Umem = devx::Umem, loopback::Umem;
+    /// A firmware object.
+    Object = devx::Object, loopback::Object;
+    /// Memory registered with the NIC.
+    Registration = devx::Registration, loopback::Registration;
+}
+
+/// The same expression for whichever side a value is of.
+macro_rules! either {
+    ($value:expr, $side:ident => $does:expr) => {
+        match $value {
+            Self::Verbs($side) => $does,
+            #[cfg(feature = "loopback")]
+            Self::Loopback($side) => $does,
+        }
+    };
+}
+
+impl Session {
+    pub(crate) fn status_page(&self) -> *const u64 {
+        either!(self, session => session.status_page())
+    }
+
+    /// How the status page is mapped.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn status_kind(&self) -> crate::cuda::HostKind {
+        match self {
+            Self::Verbs(_) => crate::cuda::HostKind::ReadOnly,
+            #[cfg(feature = "loopback")]
+            Self::Loopback(_) => crate::cuda::HostKind::Memory,
+        }
+    }
+
+    pub(crate) fn state(&self) -> broker::SessionState {
+        either!(self, session => session.state())
+    }
+}
+
+impl Device {
+    pub(crate) fn name(&self) -> &str {
+        either!(self, device => device.name())
+    }
+
+    pub(crate) fn pdn(&self) -> u32 {
+        either!(self, device => device.pdn())
+    }
+
+    /// The EQ of completion vector 0.
+    pub(crate) fn eqn(&self) -> Result<u32> {
+        either!(self, device => device.eqn())
+    }
+}
+
+impl QueueMemory {
+    /// At least `bytes` bytes.
+    pub(crate) fn alloc(session: &Session, bytes: usize) -> Result<Self> {
+        match session {
+            Session::Verbs(session) => broker::QueueMemory::alloc(session, bytes).map(Self::Verbs),
+            #[cfg(feature = "loopback")]
+            Session::Loopback(session) => {
+                loopback::QueueMemory::alloc(session, bytes).map(Self::Loopback)
+            }
+        }
+    }
+
+    pub(crate) fn address(&self) -> *mut u8 {
+        either!(self, memory => memory.address())
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        either!(self, memory => memory.len())
+    }
+}
+
+impl Uar {
+    pub(crate) fn alloc(device: &Device) -> Result<Self> {
+        match device {
+            Device::Verbs(device) => devx::Uar::alloc(device).map(Self::Verbs),
+            #[cfg(feature = "loopback")]
+            Device::Loopback(device) => loopback::Uar::alloc(device).map(Self::Loopback),
+        }
+    }
+
+    /// Firmware's index of the page.
+    pub(crate) fn page_id(&self) -> u32 {
+        either!(self, uar => uar.page_id())
+    }
+}
+
+impl Umem {
+    /// # Safety
+    /// As of [`devx::Umem::register`].
+    pub(crate) unsafe fn register(device: &Device, address: *mut u8, bytes: usize) -> Result<Self> {
+        match device {
+            Device::Verbs(device) => {
+                // SAFETY: by this function's contract.
+                unsafe { devx::Umem::register(device, address, bytes) }.map(Self::Verbs)
+            }
+            #[cfg(feature = "loopback")]
+            Device::Loopback(device) => {
+                loopback::Umem::register(device, address, bytes).map(Self::Loopback)
+            }
+        }
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        either!(self, umem => umem.id())
+    }
+}
+
+impl Object {
+    /// Creates an object; `what` names it in errors.
+    pub(crate) fn create<const N: usize>(
+        device: &Device,
+        what: &str,
+        input: &Block<N>,
+    ) -> Result<Self> {
+        match device {
+            Device::Verbs(device) => devx::Object::create(device, what, input).map(Self::Verbs),
+            #[cfg(feature = "loopback")]
+            Device::Loopback(device) => {
+                loopback::Object::create(device, what, input).map(Self::Loopback)
+            }
+        }
+    }
+
+    /// Its number: a CQN, a QPN.
+    pub(crate) fn number(&self) -> u32 {
+        either!(self, object => object.number)
+    }
+
+    /// Changes the object's state.
+    pub(crate) fn modify<const N: usize>(&self, what: &str, input: &Block<N>) -> Result<()> {
+        either!(self, object => object.modify(what, input))
+    }
+}
+
+impl Registration {
+    /// # Safety
+    /// As of [`devx::Registration::new`].
+    pub(crate) unsafe fn new(
+        device: &Device,
+        address: u64,
+        bytes: usize,
+        access: Access,
+    ) -> Result<Self> {
+        match device {
+            Device::Verbs(device) => {
+                // SAFETY: by this function's contract.
+                unsafe { devx::Registration::new(device, address, bytes, access.verbs()) }
+                    .map(Self::Verbs)
+            }
+            #[cfg(feature = "loopback")]
+            Device::Loopback(device) => {
+                // SAFETY: by this function's contract.
+                unsafe { loopback::Registration::new(device, address, bytes, access) }
+                    .map(Self::Loopback)
+            }
+        }
+    }
+
+    /// GPU memory, as a dma-buf.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn of_dmabuf(
+        device: &Device,
+        dmabuf: &crate::cuda::DmaBuf,
+        access: Access,
+    ) -> Result<Self> {
+        let (address, bytes) = (dmabuf.address(), dmabuf.len());
+        match device {
+            Device::Verbs(device) => {
+                let (file, access) = (dmabuf.as_fd(), access.verbs());
+                devx::Registration::of_dmabuf(device, file, address, bytes, access).map(Self::Verbs)
+            }
+            #[cfg(feature = "loopback")]
+            Device::Loopback(device) => Err(crate::Error::new(
+                crate::Source::Model,
+                libc::EOPNOTSUPP,
+                format!(
+                    "map {bytes} bytes of GPU memory at {address:#x} with {}",
+                    device.name()
+                ),
+                "the NIC of the loopback route is a CPU thread, which does not reach GPU memory",
+                "use host memory, which a GPU reaches too: Context::alloc",
+            )),
+        }
+    }
+
+    /// lkey and rkey.
+    pub(crate) fn keys(&self) -> (u32, u32) {
+        either!(self, registration => registration.keys())
+    }
+}
+
+/// Why there is no loopback route in this build.
+#[cfg(not(feature = "loopback"))]
+pub(crate) fn no_loopback() -> crate::Error {
+    crate::Error::new(
+        crate::Source::Argument,
+        libc::EOPNOTSUPP,
+        "open on the loopback route",
+        "this libibgda was built without it",
+        "build it with the feature \"loopback\"",
+    )
+}
