@@ -5,7 +5,7 @@ use ibgda_uapi::ibgda_bdf;
 use std::{fmt, str::FromStr};
 
 /// A PCI function, as in `0000:03:00.0`; the domain may be left out when parsing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Bdf {
     /// PCI domain.
     pub domain: u32,

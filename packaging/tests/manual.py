@@ -7,7 +7,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2] / "docs/man"
 MACROS = set(
-    "Dd Dt Os Sh Ss Nm Nd In Bd Ed Bl El It Pp Xr Em Sy Fa Dv Er Pa Ar Op Cm Li Ql Qq Pq Ic Ft Fn Vt No".split()
+    "Dd Dt Os Sh Ss Nm Nd In Bd Ed Bl El It Pp Xr Em Sy Fa Dv Er Pa Ar Op Fl Cm Li Ql Qq Pq Ic Ft Fn Vt No".split()
 )
 BLOCKS = {"Bd": "Ed", "Bl": "El"}
 SECTIONS = ["NAME", "SYNOPSIS", "DESCRIPTION", "EXIT STATUS", "FILES", "NOTES", "SEE ALSO"]
