@@ -11,8 +11,8 @@ use std::collections::BTreeSet;
 
 const NOTHING: &str = "there is neither a GPU nor a NIC";
 
-/// What a file has counted, as "2 nonfatal (CmpltTO 2)"; empty if nothing, `None` if there is no such file. Of a fatal error
-/// of an endpoint the kernel does not read which it was, and counts it in the total alone (`aer_get_device_error_info`).
+/// What a file has counted, as "2 nonfatal (CmpltTO 2)"; empty if nothing, `None` if there is no such file. Which fatal
+/// error of an endpoint it was, the kernel does not read, and counts in the total alone (`aer_get_device_error_info`).
 fn counted(facts: &Facts<'_>, bdf: Bdf, kind: &str) -> Option<String> {
     let text = facts
         .root

@@ -19,6 +19,8 @@ const REDIRECT: [(u16, &str); 3] = [
     (1 << 5, "egress control"),
 ];
 
+/// NVIDIA's driver maps a NIC's page by `dma_map_resource` (nv-dma.c): with a translating IOMMU the GPU has an address
+/// of the IOMMU's, and its stores go up there, past a switch that both are below.
 pub fn translation(facts: &Facts<'_>) -> Vec<Finding> {
     const NAME: &str = "iommu";
     let findings: Vec<Finding> = facts
@@ -30,7 +32,7 @@ pub fn translation(facts: &Facts<'_>) -> Vec<Finding> {
                 Some("identity") => Finding::ok(NAME, "passed through (identity)"),
                 Some(kind) => Finding::warn(
                     NAME,
-                    format!("translates ({kind}): a GPU's stores go up to the IOMMU and back, if they arrive at all"),
+                    format!("translates ({kind}): what the GPU stores to the NIC goes up to the root complex and back"),
                     "iommu=pt on the kernel's command line, or identity in iommu_group/type while no driver is bound",
                 ),
             };

@@ -134,7 +134,7 @@ pub fn abi(facts: &Facts<'_>) -> Vec<Finding> {
             Finding::fail(
                 NAME,
                 format!(
-                    "the module has ABI {} and pages of {} bytes, not {IBGDA_ABI_VERSION} and {IBGDA_PAGE_SIZE} as here",
+                    "the module has ABI {} and pages of {} bytes, not {IBGDA_ABI_VERSION} and {IBGDA_PAGE_SIZE}",
                     info.abi_version, info.page_size
                 ),
                 "module, library and command of one version",
