@@ -101,9 +101,7 @@ impl Fixture {
     pub fn nic(&self, bdf: &str, rdma: &str, bridges: &[&str]) {
         self.function(bdf, bridges, "0x020700", "0x15b3", "mlx5_core");
         let device = self.device(bdf);
-        let number = rdma
-            .trim_start_matches(|c: char| !c.is_ascii_digit() || c == 'm')
-            .trim_start_matches("5_");
+        let number = &rdma[rdma.len() - 1..];
         self.write(
             &format!("{device}/infiniband_verbs/uverbs{number}/ibdev"),
             rdma,

@@ -103,6 +103,12 @@ impl Nic {
         }
     }
 
+    /// Whether a driver has it whose NICs the broker does not know.
+    pub fn is_foreign(&self) -> bool {
+        let driver = self.function.driver.as_deref();
+        driver.is_some_and(|driver| driver != "mlx5_core")
+    }
+
     /// Files of its verbs device.
     pub fn ports(&self) -> Option<String> {
         let rdma = self.rdma.as_ref()?;

@@ -260,7 +260,7 @@ fn what_is_missing_fails_with_the_fix() -> Result<()> {
     bind();
     let said = said?.ended_with(1)?;
     said.output_has(&format!(
-        "fail  nics: no verbs device on {nic}; fix: modprobe mlx5_ib"
+        "fail  nics {nic}: no verbs device (mlx5_core); fix: modprobe mlx5_ib"
     ))?;
     said.output_has("the second no RDMA NIC that mlx5_ib drives")?;
 

@@ -3,6 +3,7 @@
 //! and of what the broker answers.
 
 mod aer;
+mod devices;
 mod iommu;
 mod kernel;
 mod limits;
@@ -16,7 +17,7 @@ mod port;
 use crate::{
     bdf::Bdf,
     broker::{Bound, Session},
-    machine::{Function, Machine, Nic, list},
+    machine::{Function, Machine, Nic},
     output::print,
     policy::Entry,
     root::Root,
@@ -207,6 +208,7 @@ impl<'a> Facts<'a> {
         self.gpus
             .iter()
             .flat_map(|&gpu| self.nics.iter().map(move |&nic| (gpu, nic)))
+            .filter(|(_, nic)| !nic.is_foreign())
     }
 
     fn is_allowed(&self, gpu: &Function, nic: &Nic) -> bool {
@@ -245,7 +247,8 @@ const CHECKS: &[Check] = &[
     module::rdma_drivers,
     module::device,
     module::abi,
-    devices,
+    devices::gpus,
+    devices::nics,
     policy::pairs,
     nvidia::driver,
     nvidia::flavour,
@@ -265,35 +268,6 @@ const CHECKS: &[Check] = &[
     limits::container,
     limits::nodes,
 ];
-
-fn devices(facts: &Facts<'_>) -> Vec<Finding> {
-    let gpus = match facts.gpus.as_slice() {
-        [] => Finding::fail(
-            "gpus",
-            "no GPU: no PCI function is a 3D controller",
-            "see lspci -D; a container or VM needs the GPU passed to it",
-        ),
-        gpus => Finding::ok("gpus", list(gpus.iter().map(|gpu| gpu.bdf.to_string()))),
-    };
-    let rdma: Vec<&&Nic> = facts.nics.iter().filter(|nic| nic.rdma.is_some()).collect();
-    let nics = match (facts.nics.as_slice(), rdma.as_slice()) {
-        ([], _) => Finding::fail(
-            "nics",
-            "no RDMA NIC",
-            "see lspci -D; ConnectX-4 or later is needed, and a container or VM needs it passed to it",
-        ),
-        (nics, []) => Finding::fail(
-            "nics",
-            format!(
-                "no verbs device on {}",
-                list(nics.iter().map(|nic| nic.title()))
-            ),
-            "modprobe mlx5_ib; in a container: the host's network namespace, or rdma system set netns shared",
-        ),
-        (_, rdma) => Finding::ok("nics", list(rdma.iter().map(|nic| nic.title()))),
-    };
-    vec![gpus, nics]
-}
 
 fn examine(facts: &Facts<'_>) -> Vec<Finding> {
     CHECKS.iter().flat_map(|check| check(facts)).collect()

@@ -106,15 +106,6 @@ fn an_empty_machine_fails_with_fixes() {
 }
 
 #[test]
-fn no_verbs_device_is_told_from_no_nic() {
-    let fixture = Fixture::healthy();
-    fixture.remove(&format!("{}/infiniband", fixture.device("0000:05:00.0")));
-    check(&fixture, devices)
-        .is("fail", "no verbs device on 0000:05:00.0")
-        .fixed_by("modprobe mlx5_ib");
-}
-
-#[test]
 fn the_line_and_the_json_have_their_documented_shape() {
     let finding = Finding::fail("policy", "not allowed", "allow it").of(PAIR);
     assert_eq!(
