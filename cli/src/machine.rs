@@ -212,3 +212,44 @@ pub fn list(words: impl Iterator<Item = String>) -> String {
         words.join(", ")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::Fixture;
+
+    #[test]
+    fn a_host_bridge_below_a_device_begins_anew() {
+        let fixture = Fixture::empty();
+        let above = ["pci0000:00", "0000:00:0e.0", "pci10000:e0", "10000:e0:06.0"];
+        fixture.link(
+            "sys/bus/pci/devices/10000:e1:00.0",
+            &format!("../../../devices/{}/10000:e1:00.0", above.join("/")),
+        );
+        let machine = Machine::read(&fixture.root);
+        let function = machine.functions.values().next().expect("one function");
+        assert_eq!(function.host, "pci10000:e0");
+        assert_eq!(function.bridges, ["10000:e0:06.0".parse().unwrap()]);
+    }
+
+    #[test]
+    fn displays_that_do_not_compute_are_no_gpus() {
+        let fixture = Fixture::healthy();
+        let gpu = fixture.device("0000:04:00.0");
+        for (class, vendor, gpus) in [
+            ("0x030000", "0x10de", 1),
+            ("0x038000", "0x1002", 1),
+            // The display of a BMC (ASPEED).
+            ("0x030000", "0x1a03", 0),
+            ("0x040300", "0x10de", 0),
+        ] {
+            fixture.write(&format!("{gpu}/class"), class);
+            fixture.write(&format!("{gpu}/vendor"), vendor);
+            assert_eq!(
+                Machine::read(&fixture.root).gpus.len(),
+                gpus,
+                "{class} {vendor}"
+            );
+        }
+    }
+}

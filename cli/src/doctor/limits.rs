@@ -155,6 +155,9 @@ mod tests {
         check(&fixture, memlock)
             .is("warn", "8192 KiB")
             .fixed_by("memlock unlimited");
+        // Every capability but that one.
+        fixture.write("proc/self/status", "CapEff:\t000001ffffffbfff\n");
+        check(&fixture, memlock).is("warn", "8192 KiB");
         fixture.write("proc/self/status", "CapEff:\t0000000000004000\n");
         check(&fixture, memlock).is("ok", "CAP_IPC_LOCK");
         fixture.write("proc/self/uid_map", "0 1000 1\n");

@@ -260,6 +260,7 @@ mod tests {
         for (value, status, found) in [
             (9000, "ok", "for RDMA 4096"),
             (4192, "ok", "4096"),
+            (4191, "warn", "for RDMA 2048 of 4096"),
             (1500, "warn", "for RDMA 1024 of 4096"),
         ] {
             fixture.ethernet("mlx5_0", "0000:05:00.0", value);
