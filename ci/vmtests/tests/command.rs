@@ -2,12 +2,13 @@
 //! The `ibgda` command in the virtual machine: what it says of a machine in order, and of one that is not. Needs two
 //! NICs: `./ci/vm --nics 2 --gpus 1`.
 
+use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, Command, Output, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
 use ibgda_vmtests::machine::{
-    self, Allowed, entry_path, gpus, nics, unbind_mlx5_ib, wait_for_rdma,
+    self, Allowed, ask_model, entry_path, gpus, nics, unbind_mlx5_ib, wait_for_rdma,
 };
 use serde_json::Value;
 
@@ -281,6 +282,58 @@ fn what_is_missing_fails_with_the_fix() -> Result<()> {
     ] {
         ibgda(arguments)?.ended_with(status)?.errors_have(words)?;
     }
+    Ok(())
+}
+
+/// Moves a file away, and back when dropped.
+struct Away(&'static str);
+
+const ASIDE: &str = "/dev/aside";
+
+impl Away {
+    fn new(path: &'static str) -> Result<Self> {
+        fs::rename(path, ASIDE).context(path)?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Away {
+    fn drop(&mut self) {
+        fs::rename(ASIDE, self.0).unwrap_or_else(|error| panic!("move {} back: {error}", self.0));
+    }
+}
+
+#[test]
+fn what_is_taken_away_is_missed() -> Result<()> {
+    let (gpu, nic) = (gpus()[0], nics()[1]);
+    let _allowed = Allowed::pair(gpu, nic);
+    let doctor = ["doctor", "--nic", "mlx5_1"];
+    let missed = |line: &str| ibgda(&doctor)?.ended_with(1)?.output_has(line).map(drop);
+
+    ask_model("link", &["nic1", "down"]);
+    let said = missed("fail  port mlx5_1/1: DOWN");
+    ask_model("link", &["nic1", "up"]);
+    wait_for_rdma(nic);
+    said?;
+
+    let away = Away::new("/dev/infiniband/uverbs1")?;
+    missed("fail  uverbs: missing: /dev/infiniband/uverbs1 of mlx5_1")?;
+    drop(away);
+    let away = Away::new("/dev/ibgda")?;
+    missed(
+        "fail  device: the module is loaded, but there is no /dev/ibgda here; fix: in a container: --device",
+    )?;
+    drop(away);
+
+    // In a user namespace of its own, root has a machine in which all works but what asks for the real one.
+    let inside = Command::new("unshare")
+        .args(["-Ur", PROGRAM])
+        .args(doctor)
+        .output()?;
+    let said = Said::new(inside)?.ended_with(0)?;
+    said.output_has("ok    container: a user namespace of its own")?
+        .output_has(&format!("n/a   acs {gpu}@{nic}: only root can read"))?
+        .output_has("warn  memlock: 8192 KiB")?;
     Ok(())
 }
 

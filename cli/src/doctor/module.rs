@@ -82,14 +82,24 @@ fn are(names: &[&str]) -> String {
 /// The node and who may open it.
 pub fn device(facts: &Facts<'_>) -> Vec<Finding> {
     const NAME: &str = "device";
-    if let Broker::Closed(error) = &facts.broker {
+    let not_opened = |error| {
         let (why, fix) = why_not_opened(error);
-        return vec![Finding::fail(NAME, why, fix)];
-    }
-    let Ok(node) = fs::metadata(facts.root.path(DEVICE)) else {
-        let (why, fix) = why_not_opened(&std::io::Error::from_raw_os_error(libc::ENOENT));
-        return vec![Finding::fail(NAME, why, fix)];
+        vec![Finding::fail(NAME, why, fix)]
     };
+    let node = match fs::metadata(facts.root.path(DEVICE)) {
+        Ok(node) => node,
+        Err(_) if facts.root.has("sys/module/ibgda") => {
+            return vec![Finding::fail(
+                NAME,
+                "the module is loaded, but there is no /dev/ibgda here",
+                "in a container: --device /dev/ibgda; else a devtmpfs at /dev",
+            )];
+        }
+        Err(error) => return not_opened(&error),
+    };
+    if let Broker::Closed(error) = &facts.broker {
+        return not_opened(error);
+    }
     let mode = node.mode() & 0o777;
     let found = format!(
         "/dev/ibgda, mode {mode:04o}, owner {}, group {}",
@@ -205,10 +215,6 @@ mod tests {
         check(&fixture, device)
             .is("warn", "every user")
             .fixed_by("0660");
-        fs::remove_file(path).unwrap();
-        check(&fixture, device)
-            .is("fail", "no /dev/ibgda")
-            .fixed_by("--device /dev/ibgda");
         for (errno, word, fix) in [
             (libc::EACCES, "no permission", "adduser"),
             (libc::EPERM, "cgroup", "--device"),
@@ -218,6 +224,14 @@ mod tests {
                 .is("fail", word)
                 .fixed_by(fix);
         }
+        fs::remove_file(path).unwrap();
+        check(&fixture, device)
+            .is("fail", "the module is loaded, but")
+            .fixed_by("--device /dev/ibgda");
+        fixture.remove("sys/module/ibgda");
+        check(&fixture, device)
+            .is("fail", "there is no /dev/ibgda: ")
+            .fixed_by("modprobe");
     }
 
     #[test]
