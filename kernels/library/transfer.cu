@@ -15,20 +15,28 @@
 	return
 #endif
 
-/* RDMA WRITE of `from`, block by block, to the same offsets of `to`; returns when the last one has completed. */
-KERNEL ibgda_kernel_put_blocks(ibgda_qp *qp, ibgda_region to, ibgda_region from, ibgda_u32 block_bytes,
-			       ibgda_u64 timeout_ns, ibgda_u32 *result)
+template <ibgda_u32 M>
+IBGDA_FN ibgda_status put_all(ibgda_qp *qp, const ibgda_region &to, const ibgda_region &from, ibgda_u32 block_bytes, ibgda_u64 timeout_ns)
 {
-	ONE_THREAD();
-	ibgda_status status = IBGDA_OK;
-	for (ibgda_u64 offset = 0; offset < from.length && status == IBGDA_OK; offset += block_bytes) {
+	for (ibgda_u64 offset = 0; offset < from.length; offset += block_bytes) {
 		ibgda_u64 left = from.length - offset;
 		ibgda_u32 bytes = left < block_bytes ? (ibgda_u32)left : block_bytes;
-		status = ibgda_put(qp, to, offset, from, offset, bytes);
+		ibgda_status status = ibgda_put<M>(qp, to, offset, from, offset, bytes);
+		if (status != IBGDA_OK)
+			return status;
 	}
-	if (status == IBGDA_OK)
-		status = ibgda_quiet(qp, ibgda_clock_ns() + timeout_ns);
-	*result = status;
+	return ibgda_quiet<M>(qp, ibgda_clock_ns() + timeout_ns);
+}
+
+/*
+ * RDMA WRITE of `from`, block by block, to the same offsets of `to`; returns when the last one has completed. On whatever
+ * route the QP is: what rings differs, and nothing else.
+ */
+KERNEL ibgda_kernel_put_blocks(ibgda_qp *qp, ibgda_region to, ibgda_region from, ibgda_u32 block_bytes, ibgda_u64 timeout_ns,
+			       ibgda_u32 *result)
+{
+	ONE_THREAD();
+	IBGDA_BY_ROUTE(qp, 0, *result = put_all<route>(qp, to, from, block_bytes, timeout_ns));
 }
 
 /* Waits for a completion of the send queue, which may never come. */

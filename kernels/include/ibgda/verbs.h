@@ -416,4 +416,25 @@ IBGDA_FN ibgda_status ibgda_quiet_all(ibgda_qp *const *qps, ibgda_u32 count, ibg
 	return IBGDA_OK;
 }
 
+/*
+ * Runs a statement in which `route` is a constant: M for the route that the QP's handle was made for. So one kernel serves
+ * every route,
+ *
+ *   IBGDA_BY_ROUTE(qp, 0, status = ibgda_put<route>(qp, ...));
+ *   IBGDA_BY_ROUTE(qp, IBGDA_SHARED, return body_of_the_kernel<route>(qp, ...));
+ *
+ * at the price of a load and a branch, once for all that the statement does. Not a function that takes a lambda: NVRTC has no
+ * generic ones for devices.
+ */
+#define IBGDA_BY_ROUTE(qp, M, ...)                                            \
+	do {                                                                  \
+		if ((qp)->mode & IBGDA_CPU_DOORBELL) {                        \
+			constexpr ibgda_u32 route = (M) | IBGDA_CPU_DOORBELL; \
+			__VA_ARGS__;                                          \
+		} else {                                                      \
+			constexpr ibgda_u32 route = (M);                      \
+			__VA_ARGS__;                                          \
+		}                                                             \
+	} while (0)
+
 #endif

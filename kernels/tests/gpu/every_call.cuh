@@ -50,6 +50,7 @@ template <ibgda_u32 M> static __device__ ibgda_u32 every_other(ibgda_qp *qp, con
 	ibgda_u32 failed = 0, which;
 	ibgda_u64 request;
 	failed |= apart([&] { return ibgda_quiet_all<M>(&qp, 1, a.deadline_ns, &which); });
+	IBGDA_BY_ROUTE(qp, M, failed |= apart([&] { return ibgda_quiet<route>(qp, a.deadline_ns); }));
 
 	/* A request of one's own. */
 	failed |= apart([&] { return ibgda_reserve<M>(qp, &request); });
