@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The C view of libibgda, made by cbindgen from libibgda/src/capi.rs: do not edit. Every function returns 0 or an errno;
+ * The C view of libibgda, made by cbindgen from libibgda/src/capi*: do not edit. Every function returns 0 or an errno;
  * then ibgda_last_error() has the sentence. Objects may be destroyed in any order.
  */
 
@@ -38,6 +38,67 @@
  * Bytes of a QP's address.
  */
 #define IBGDA_ADDRESS_BYTES 64
+
+/**
+ * The best route that works.
+ */
+#define IBGDA_ROUTE_AUTO 0
+
+/**
+ * The GPU stores to the NIC's doorbell register.
+ */
+#define IBGDA_ROUTE_DIRECT 1
+
+/**
+ * The GPU stores to a word in host memory, which a thread of the library carries to the register. Kernels need
+ * IBGDA_CPU_DOORBELL.
+ */
+#define IBGDA_ROUTE_CPU_DOORBELL 2
+
+/**
+ * The NIC is the ConnectX model in this process, in a library that was built with it: "loopback0" and on.
+ */
+#define IBGDA_ROUTE_LOOPBACK 3
+
+/**
+ * The NIC was reset or taken away, or the right to it withdrawn: generation, reason.
+ */
+#define IBGDA_ASYNC_NIC_LOST 1
+
+/**
+ * The NIC is back and waits for ibgda_rebind: generation.
+ */
+#define IBGDA_ASYNC_NIC_RECOVERED 2
+
+/**
+ * A doorbell page was taken back: number is the broker's handle.
+ */
+#define IBGDA_ASYNC_DOORBELL_REVOKED 3
+
+/**
+ * Records of the broker were dropped: number of them.
+ */
+#define IBGDA_ASYNC_EVENTS_DROPPED 4
+
+/**
+ * A port went down: number is the port.
+ */
+#define IBGDA_ASYNC_PORT_DOWN 5
+
+/**
+ * A port became active: number is the port.
+ */
+#define IBGDA_ASYNC_PORT_ACTIVE 6
+
+/**
+ * Another asynchronous event of the verbs device: number is its ibv_event_type.
+ */
+#define IBGDA_ASYNC_VERBS 7
+
+/**
+ * A QP failed: number is the CQN; error has the rest.
+ */
+#define IBGDA_ASYNC_QUEUE_ERROR 8
 
 /**
  * A NIC and a GPU that may drive it.
@@ -79,6 +140,14 @@ struct ibgda_open_attr {
    * The GPU: "0000:65:00.0".
    */
   const char *gpu;
+  /**
+   * IBGDA_ROUTE_*: how doorbells reach the NIC; 0 for the best that works.
+   */
+  uint32_t route;
+  /**
+   * 0.
+   */
+  uint32_t reserved;
 };
 
 /**
@@ -141,6 +210,104 @@ struct ibgda_qp_attr {
   uint32_t reserved;
 };
 
+/**
+ * Something that happened. A member that its kind does not name is 0.
+ */
+struct ibgda_async_event {
+  /**
+   * sizeof(struct ibgda_async_event) of the library
+   */
+  uint32_t size;
+  /**
+   * IBGDA_ASYNC_*
+   */
+  uint32_t kind;
+  /**
+   * Generation of the NIC, of its loss or return.
+   */
+  uint32_t generation;
+  /**
+   * IBGDA_REASON_* of the ioctl ABI.
+   */
+  uint32_t reason;
+  /**
+   * What the kind says.
+   */
+  uint32_t number;
+  /**
+   * 0.
+   */
+  uint32_t reserved;
+  /**
+   * When, on CLOCK_MONOTONIC, ns.
+   */
+  uint64_t time_ns;
+  /**
+   * The first error of the CQ.
+   */
+  struct ibgda_error error;
+  /**
+   * What happened, with its values.
+   */
+  const char *what;
+  /**
+   * Why, as far as known; may be empty.
+   */
+  const char *why;
+  /**
+   * What to do about it; may be empty.
+   */
+  const char *advice;
+};
+
+/**
+ * Called on a thread of the context's, one call at a time. The event and its texts are valid until it returns.
+ */
+typedef void (*ibgda_error_callback)(const struct ibgda_async_event *event, void *user);
+
+/**
+ * Numbers of a queue pair since it was made. Each is read by itself while kernels go on. Requests are counted in slots
+ * of the send queue: one each, but two for those of two WQEs (ibgda_put_signal, IBGDA_FLUSH).
+ */
+struct ibgda_qp_counters {
+  /**
+   * sizeof(struct ibgda_qp_counters), set by the caller.
+   */
+  uint32_t size;
+  /**
+   * 0.
+   */
+  uint32_t reserved;
+  /**
+   * Send slots that kernels have reserved.
+   */
+  uint64_t posted;
+  /**
+   * Of these, the NIC was told of.
+   */
+  uint64_t told;
+  /**
+   * Of these, known to have succeeded, as far as a kernel has looked at the CQ.
+   */
+  uint64_t completed;
+  /**
+   * The others, once one of them has failed: that one, and those flushed behind it.
+   */
+  uint64_t failed;
+  /**
+   * Receives posted.
+   */
+  uint64_t recv_posted;
+  /**
+   * Of these, known to have taken a message.
+   */
+  uint64_t recv_completed;
+  /**
+   * Doorbells that the library's thread has carried; 0 on other routes than cpu-doorbell.
+   */
+  uint64_t carried;
+};
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -161,7 +328,9 @@ int ibgda_status_text(uint32_t status,
                       size_t length);
 
 /**
- * Binds a NIC and a GPU at the broker and opens the NIC. Errors as IBGDA_IOC_BIND; ENETDOWN: port not active.
+ * Binds a NIC and a GPU at the broker, opens the NIC, and takes the route that is asked for or the best that works
+ * (ibgda_route_report says why not a better one). Errors as IBGDA_IOC_BIND; ENETDOWN: port not active; EINVAL: no such
+ * route; EAGAIN: no thread for route cpu-doorbell.
  *
  * # Safety
  * The arguments are null or valid.
@@ -299,12 +468,61 @@ int ibgda_qp_connect(struct ibgda_host_qp *qp,
 int ibgda_qp_stop(struct ibgda_host_qp *qp);
 
 /**
- * What a kernel posts with. Valid as long as the QP; one thread at a time may use it.
+ * What a kernel posts with. Valid as long as the QP; one thread at a time may use it, unless it is shared. Its `mode`
+ * says what template argument the device calls need.
  *
  * # Safety
  * The arguments are null or valid.
  */
-int ibgda_qp_device_handle(const struct ibgda_host_qp *qp, struct ibgda_qp **handle);
+int ibgda_qp_device_handle(const struct ibgda_host_qp *qp,
+                           struct ibgda_qp **handle);
+
+/**
+ * The route in use, IBGDA_ROUTE_*; never IBGDA_ROUTE_AUTO.
+ *
+ * # Safety
+ * The arguments are null or valid.
+ */
+int ibgda_get_route(const struct ibgda_context *context, uint32_t *route);
+
+/**
+ * Which route is used, and of each better one why it is not: a line for each, written into `buffer` and terminated, cut to
+ * `length`. EINVAL: no buffer.
+ *
+ * # Safety
+ * The context is null or valid; `buffer` is null or has `length` bytes.
+ */
+int ibgda_route_report(const struct ibgda_context *context,
+                       char *buffer,
+                       size_t length);
+
+/**
+ * Has `callback` called with `user` for what happens without being asked for: loss and return of the NIC, changes of
+ * the port's state and other asynchronous events of the verbs device, the first error of each CQ once a kernel has
+ * found it; within 10 ms. NULL ends it. What the broker has told before and nobody has heard comes first.
+ *
+ * The callback may call everything of this library, set another callback, and close the context, after which it is not
+ * called again. It may not wait for a thread that closes the context or sets a callback: these wait until a call under
+ * way has returned. It may not leave by an exception or longjmp. ibgda_last_error is the calling thread's own.
+ *
+ * When this returns, the former callback is not running and will not be called again, unless it is the caller.
+ *
+ * # Safety
+ * The context is null or valid; the callback may be called with `user` on any thread until it is replaced or the
+ * context closed.
+ */
+int ibgda_set_error_callback(struct ibgda_context *context,
+                             ibgda_error_callback callback,
+                             void *user);
+
+/**
+ * What a QP has done so far; no system call. Set counters->size first. EINVAL: a size that the struct never had.
+ *
+ * # Safety
+ * The QP is null or valid; the counters are null or have `size` bytes.
+ */
+int ibgda_get_qp_counters(const struct ibgda_host_qp *qp,
+                          struct ibgda_qp_counters *counters);
 
 #ifdef __cplusplus
 }  // extern "C"

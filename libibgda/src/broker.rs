@@ -6,11 +6,12 @@ use crate::{
     pci::Bdf,
 };
 use ibgda_uapi::{
-    IBGDA_ABI_VERSION, IBGDA_IOC_BIND, IBGDA_IOC_DOORBELL_IMPORT, IBGDA_IOC_INFO,
-    IBGDA_IOC_POPULATE, IBGDA_IOC_QUEUE_ALLOC, IBGDA_IOC_REBIND, IBGDA_IOC_RELEASE,
-    IBGDA_IOC_STATUS, IBGDA_MEM_UC, IBGDA_PAGE_SIZE, IBGDA_STATUS_WORD_REASON,
-    IBGDA_STATUS_WORD_STATE, IBGDA_STATUS_WORD_TIME, ibgda_bind, ibgda_doorbell_import, ibgda_info,
-    ibgda_link, ibgda_populate, ibgda_queue_alloc, ibgda_release, ibgda_status_map,
+    IBGDA_ABI_VERSION, IBGDA_IOC_BIND, IBGDA_IOC_DOORBELL_IMPORT, IBGDA_IOC_EVENTFD,
+    IBGDA_IOC_EVENTS, IBGDA_IOC_INFO, IBGDA_IOC_POPULATE, IBGDA_IOC_QUEUE_ALLOC, IBGDA_IOC_REBIND,
+    IBGDA_IOC_RELEASE, IBGDA_IOC_STATUS, IBGDA_MEM_UC, IBGDA_PAGE_SIZE, IBGDA_STATE_READY,
+    IBGDA_STATUS_WORD_REASON, IBGDA_STATUS_WORD_STATE, IBGDA_STATUS_WORD_TIME, ibgda_bind,
+    ibgda_doorbell_import, ibgda_event, ibgda_eventfd, ibgda_events, ibgda_info, ibgda_link,
+    ibgda_populate, ibgda_queue_alloc, ibgda_release, ibgda_status_map,
 };
 use memmap2::{MmapOptions, MmapRaw};
 use std::{
@@ -51,6 +52,8 @@ arguments! {
     ibgda_populate => IBGDA_IOC_POPULATE,
     ibgda_status_map => IBGDA_IOC_STATUS,
     ibgda_release => IBGDA_IOC_RELEASE,
+    ibgda_eventfd => IBGDA_IOC_EVENTFD,
+    ibgda_events => IBGDA_IOC_EVENTS,
 }
 
 fn call<T: Argument>(file: &File, argument: &mut T) -> io::Result<()> {
@@ -60,7 +63,7 @@ fn call<T: Argument>(file: &File, argument: &mut T) -> io::Result<()> {
 fn command<T: Argument>(file: &File, command: u32, argument: &mut T) -> io::Result<()> {
     loop {
         // SAFETY: every struct that is an `Argument` is one of the ABI's and carries its size, so that the kernel reads and
-        // writes no more than it; user pointers in it (only IBGDA_IOC_EVENTS has one) are not used here.
+        // writes no more than it; the one that has a user pointer, `ibgda_events`, is made by `take_events` alone.
         if unsafe { libc::ioctl(file.as_raw_fd(), command as libc::Ioctl, &raw mut *argument) } == 0
         {
             return Ok(());
@@ -111,7 +114,7 @@ fn explain(command: &str, errno: i32) -> (&'static str, &'static str) {
         ),
         ("IBGDA_IOC_BIND", libc::EXDEV) => (
             "the GPU cannot reach the NIC peer to peer",
-            "put both below one PCIe switch without ACS redirect, or write 1 to the policy entry's any_path",
+            "put both below one PCIe switch without ACS redirect; or write 1 to the policy entry's any_path, for route cpu-doorbell",
         ),
         ("IBGDA_IOC_BIND", libc::EALREADY) => (
             "this session is bound already",
@@ -153,6 +156,8 @@ fn explain(command: &str, errno: i32) -> (&'static str, &'static str) {
             "the length is zero, unaligned or too large",
             "see IBGDA_IOC_INFO's max_queue_bytes",
         ),
+        ("IBGDA_IOC_EVENTFD", libc::EBADF) => ("not an eventfd", ""),
+        ("IBGDA_IOC_EVENTS", libc::EAGAIN) => ("nothing has happened", ""),
         ("IBGDA_IOC_POPULATE", libc::EFAULT) => ("the address is not this doorbell's mapping", ""),
         (_, libc::ENOENT) => ("no such handle in this session", ""),
         _ => ("", ""),
@@ -223,15 +228,20 @@ pub struct SessionState {
 impl SessionState {
     /// The reason in words.
     pub fn reason_text(&self) -> &'static str {
-        match self.reason {
-            0 => "none",
-            1 => "NIC reset",
-            2 => "NIC removed or unbound",
-            3 => "GPU removed",
-            4 => "policy withdrawn",
-            5 => "UAR destroyed",
-            _ => "unknown reason",
-        }
+        reason_text(self.reason)
+    }
+}
+
+/// `IBGDA_REASON_*` in words.
+pub(crate) fn reason_text(reason: u32) -> &'static str {
+    match reason {
+        0 => "none",
+        1 => "NIC reset",
+        2 => "NIC removed or unbound",
+        3 => "GPU removed",
+        4 => "policy withdrawn",
+        5 => "UAR destroyed",
+        _ => "unknown reason",
     }
 }
 
@@ -310,21 +320,52 @@ impl Session {
         self.status.as_ptr().cast()
     }
 
-    pub(crate) fn state(&self) -> SessionState {
-        let word = |index: u32| {
-            // SAFETY: the page is mapped as long as `self` lives, its 64-bit words are aligned, and the kernel, which alone
-            // writes them, writes whole words.
-            unsafe {
-                AtomicU64::from_ptr(self.status.as_mut_ptr().cast::<u64>().add(index as usize))
-            }
+    fn status_word(&self, index: u32) -> u64 {
+        // SAFETY: the page is mapped as long as `self` lives, its 64-bit words are aligned, and the kernel, which alone
+        // writes them, writes whole words.
+        unsafe { AtomicU64::from_ptr(self.status.as_mut_ptr().cast::<u64>().add(index as usize)) }
             .load(Ordering::Acquire)
-        };
-        let state = word(IBGDA_STATUS_WORD_STATE);
+    }
+
+    pub(crate) fn state(&self) -> SessionState {
+        let state = self.status_word(IBGDA_STATUS_WORD_STATE);
         SessionState {
             state: state as u32,
             generation: (state >> 32) as u32,
-            reason: (word(IBGDA_STATUS_WORD_REASON) >> 32) as u32,
-            changed_ns: word(IBGDA_STATUS_WORD_TIME),
+            reason: (self.status_word(IBGDA_STATUS_WORD_REASON) >> 32) as u32,
+            changed_ns: self.status_word(IBGDA_STATUS_WORD_TIME),
+        }
+    }
+
+    /// Is the NIC of this generation lost? One load.
+    pub(crate) fn is_lost(&self, generation: u32) -> bool {
+        let ready = (u64::from(generation) << 32) | u64::from(IBGDA_STATE_READY);
+        self.status_word(IBGDA_STATUS_WORD_STATE) != ready
+    }
+
+    /// Has this eventfd counted up at each new record.
+    pub(crate) fn set_eventfd(&self, eventfd: BorrowedFd<'_>) -> Result<()> {
+        let mut argument = sized::<ibgda_eventfd>(|eventfd, size| eventfd.size = size);
+        argument.fd = eventfd.as_raw_fd();
+        call(&self.file, &mut argument).map_err(|error| {
+            broker_error(ibgda_eventfd::NAME, &format!("fd {}", argument.fd), &error)
+        })
+    }
+
+    /// Takes the records of what happened, oldest first; none in a forked child.
+    pub(crate) fn take_events(&self) -> Vec<ibgda_event> {
+        const AT_ONCE: usize = 16;
+        let mut taken = Vec::new();
+        loop {
+            let mut records = [ibgda_event::default(); AT_ONCE];
+            let mut events = sized::<ibgda_events>(|events, size| events.size = size);
+            events.records = records.as_mut_ptr().expose_provenance() as u64;
+            events.capacity = AT_ONCE as u32;
+            // Fails when there are none.
+            if call(&self.file, &mut events).is_err() {
+                return taken;
+            }
+            taken.extend(&records[..AT_ONCE.min(events.count as usize)]);
         }
     }
 
@@ -554,6 +595,8 @@ mod tests {
             ),
             ("IBGDA_IOC_STATUS", &[libc::ENOTCONN]),
             ("IBGDA_IOC_RELEASE", &[libc::ENOENT, libc::EPERM]),
+            ("IBGDA_IOC_EVENTFD", &[libc::EBADF]),
+            ("IBGDA_IOC_EVENTS", &[libc::EAGAIN]),
             (
                 "IBGDA_IOC_REBIND",
                 &[libc::EAGAIN, libc::EHOSTDOWN, libc::EACCES, libc::EINVAL],

@@ -4,6 +4,13 @@
 //! Every function returns 0, or an errno; then [`ibgda_last_error`] has the sentence. Objects are opaque, and may be
 //! destroyed in any order: each keeps what it needs. Unless a function says otherwise, an object may be used by several
 //! threads at once; destroying it must be the last use.
+//!
+//! Structures begin with their size, which the caller sets, so that later versions may have more members: one that ends
+//! before a member has 0 there, and one that is longer than the library knows must be 0 behind (E2BIG).
+
+mod routes;
+
+pub use routes::*;
 
 use crate::{
     Access, CompletionQueue, Context, Error, MemoryRegion, OpenOptions, QpAddress, QueuePair,
@@ -16,6 +23,7 @@ use ibgda_device::{
 use std::{
     cell::RefCell,
     ffi::{CStr, CString, c_char, c_int, c_void},
+    mem::MaybeUninit,
     ptr, slice,
     sync::Arc,
     time::Duration,
@@ -45,6 +53,7 @@ pub struct ibgda_host_qp(QueuePair);
 
 /// What to open.
 #[repr(C)]
+#[derive(Clone, Copy)]
 pub struct ibgda_open_attr {
     /// sizeof(struct ibgda_open_attr)
     pub size: u32,
@@ -54,10 +63,15 @@ pub struct ibgda_open_attr {
     pub nic: *const c_char,
     /// The GPU: "0000:65:00.0".
     pub gpu: *const c_char,
+    /// IBGDA_ROUTE_*: how doorbells reach the NIC; 0 for the best that works.
+    pub route: u32,
+    /// 0.
+    pub reserved: u32,
 }
 
 /// What a queue pair is to be like. Zero in a field with a default means the default.
 #[repr(C)]
+#[derive(Clone, Copy)]
 pub struct ibgda_qp_attr {
     /// sizeof(struct ibgda_qp_attr)
     pub size: u32,
@@ -142,19 +156,75 @@ unsafe fn text<'a>(call: &str, argument: &str, pointer: *const c_char) -> Result
         .map_err(|_| Error::argument(call, format!("{argument} is not UTF-8"), ""))
 }
 
-fn sized<T>(call: &str, size: u32) -> Result<()> {
-    if size as usize == size_of::<T>() {
-        return Ok(());
+/// A structure that begins with its size, and the bytes of its first version.
+trait Sized32: Copy {
+    const FIRST: usize;
+}
+
+impl Sized32 for ibgda_open_attr {
+    const FIRST: usize = 24;
+}
+
+impl Sized32 for ibgda_qp_attr {
+    const FIRST: usize = 32;
+}
+
+/// The bytes that a structure of the caller's has, if they are enough for one of its kind.
+///
+/// # Safety
+/// The pointer is null, or of a structure that begins with its size and has as many bytes.
+unsafe fn size_of_given<T: Sized32>(
+    call: &str,
+    argument: &str,
+    pointer: *const T,
+) -> Result<usize> {
+    /// No structure gets longer than that.
+    const MOST: usize = 4096;
+    // SAFETY: by this function's contract.
+    let size = *unsafe { borrow(call, argument, pointer.cast::<u32>()) }? as usize;
+    if (T::FIRST..=MOST).contains(&size) {
+        return Ok(size);
     }
-    let why = format!(
-        "size is {size}, this library's struct has {} bytes",
-        size_of::<T>()
-    );
     Err(Error::argument(
         call,
-        why,
-        "set size to sizeof the struct, and use the header of this library's version",
+        format!(
+            "size of {argument} is {size}; it had {} bytes at first, and has {} in this library",
+            T::FIRST,
+            size_of::<T>()
+        ),
+        "set size to sizeof the struct",
     ))
+}
+
+/// The structure as this library knows it: what the caller's has not is 0.
+///
+/// # Safety
+/// As for [`size_of_given`]. All bits zero is a value of the type.
+unsafe fn given<T: Sized32>(call: &str, argument: &str, pointer: *const T) -> Result<T> {
+    // SAFETY: by this function's contract.
+    let size = unsafe { size_of_given(call, argument, pointer) }?;
+    // SAFETY: as above: so many bytes can be read.
+    let bytes = unsafe { slice::from_raw_parts(pointer.cast::<u8>(), size) };
+    let (known, beyond) = bytes.split_at(size.min(size_of::<T>()));
+    if let Some(at) = beyond.iter().position(|&byte| byte != 0) {
+        return Err(Error::new(
+            crate::Source::Argument,
+            libc::E2BIG,
+            call,
+            format!(
+                "byte {} of {argument} is not 0, and this library knows {} bytes",
+                known.len() + at,
+                known.len()
+            ),
+            "the program was built for a later libibgda: leave what is new at 0, or install that one",
+        ));
+    }
+    let mut value = MaybeUninit::<T>::zeroed();
+    // SAFETY: no more bytes than the value has, all of them set before it is read.
+    Ok(unsafe {
+        ptr::copy_nonoverlapping(known.as_ptr(), value.as_mut_ptr().cast(), known.len());
+        value.assume_init()
+    })
 }
 
 fn access(call: &str, bits: u32) -> Result<Access> {
@@ -184,6 +254,23 @@ pub extern "C" fn ibgda_last_error() -> *const c_char {
     LAST_ERROR.with_borrow(|last| last.as_ptr())
 }
 
+/// Writes `text` into `buffer`, terminated and cut to `length`.
+///
+/// # Safety
+/// `buffer` is null or has `length` bytes.
+unsafe fn write_text(call: &str, text: &str, buffer: *mut c_char, length: usize) -> Result<()> {
+    if buffer.is_null() || length == 0 {
+        return Err(null(call, "buffer"));
+    }
+    let bytes = text.len().min(length - 1);
+    // SAFETY: `bytes` + 1 is at most `length`.
+    unsafe {
+        ptr::copy_nonoverlapping(text.as_ptr().cast(), buffer, bytes);
+        *buffer.add(bytes) = 0;
+    }
+    Ok(())
+}
+
 /// A device call's status in words, written into `buffer` and terminated, cut to `length`. EINVAL: no buffer.
 ///
 /// # Safety
@@ -195,20 +282,13 @@ pub unsafe extern "C" fn ibgda_status_text(
     length: usize,
 ) -> c_int {
     const CALL: &str = "ibgda_status_text";
-    if buffer.is_null() || length == 0 {
-        return finish(Err(null(CALL, "buffer")));
-    }
-    let text = Status(status).to_string();
-    let bytes = text.len().min(length - 1);
-    // SAFETY: `bytes` + 1 is at most `length`.
-    unsafe {
-        ptr::copy_nonoverlapping(text.as_ptr().cast(), buffer, bytes);
-        *buffer.add(bytes) = 0;
-    }
-    0
+    // SAFETY: by this function's contract.
+    finish(unsafe { write_text(CALL, &Status(status).to_string(), buffer, length) })
 }
 
-/// Binds a NIC and a GPU at the broker and opens the NIC. Errors as IBGDA_IOC_BIND; ENETDOWN: port not active.
+/// Binds a NIC and a GPU at the broker, opens the NIC, and takes the route that is asked for or the best that works
+/// (ibgda_route_report says why not a better one). Errors as IBGDA_IOC_BIND; ENETDOWN: port not active; EINVAL: no such
+/// route; EAGAIN: no thread for route cpu-doorbell.
 ///
 /// # Safety
 /// The arguments are null or valid.
@@ -220,8 +300,14 @@ pub unsafe extern "C" fn ibgda_open(
     const CALL: &str = "ibgda_open";
     let open = || {
         // SAFETY: by this function's contract.
-        let attr = unsafe { borrow(CALL, "attr", attr) }?;
-        sized::<ibgda_open_attr>(CALL, attr.size)?;
+        let attr = unsafe { given(CALL, "attr", attr) }?;
+        if attr.reserved != 0 {
+            return Err(Error::argument(
+                CALL,
+                format!("reserved is {:#x}", attr.reserved),
+                "set it to 0",
+            ));
+        }
         // SAFETY: as above.
         let (nic, gpu) = unsafe { (text(CALL, "nic", attr.nic)?, text(CALL, "gpu", attr.gpu)?) };
         let gpu = gpu
@@ -238,7 +324,7 @@ pub unsafe extern "C" fn ibgda_open(
             nic: nic.to_owned(),
             gpu,
             port,
-            route: Default::default(),
+            route: route(CALL, attr.route)?,
         })?;
         Ok(Box::into_raw(Box::new(ibgda_context(context))))
     };
@@ -419,17 +505,16 @@ pub unsafe extern "C" fn ibgda_create_qp(
         let (context, attr, send_cq, recv_cq) = unsafe {
             (
                 borrow(CALL, "context", context)?,
-                borrow(CALL, "attr", attr)?,
+                given(CALL, "attr", attr)?,
                 borrow(CALL, "send_cq", send_cq)?,
                 recv_cq.as_ref(),
             )
         };
-        sized::<ibgda_qp_attr>(CALL, attr.size)?;
         if attr.mode & !ibgda_device::abi::IBGDA_SHARED != 0 || attr.reserved != 0 {
             return Err(Error::argument(
                 CALL,
                 format!("mode is {:#x}, reserved {:#x}", attr.mode, attr.reserved),
-                "mode is 0 or IBGDA_SHARED, reserved 0",
+                "mode is 0 or IBGDA_SHARED, reserved 0; the context's route adds its own bit",
             ));
         }
         let defaults = QueuePairOptions::default();
@@ -521,7 +606,8 @@ pub unsafe extern "C" fn ibgda_qp_stop(qp: *mut ibgda_host_qp) -> c_int {
     finish(unsafe { borrow("ibgda_qp_stop", "qp", qp) }.and_then(|qp| qp.0.stop()))
 }
 
-/// What a kernel posts with. Valid as long as the QP; one thread at a time may use it.
+/// What a kernel posts with. Valid as long as the QP; one thread at a time may use it, unless it is shared. Its `mode`
+/// says what template argument the device calls need.
 ///
 /// # Safety
 /// The arguments are null or valid.
@@ -608,17 +694,22 @@ mod tests {
     }
 
     #[test]
-    fn a_struct_of_another_size_is_refused() {
+    fn a_struct_of_no_possible_size_is_refused() {
         let attr = ibgda_open_attr {
             size: 8,
             port: 1,
             nic: c"mlx5_0".as_ptr(),
             gpu: c"0000:65:00.0".as_ptr(),
+            route: IBGDA_ROUTE_AUTO,
+            reserved: 0,
         };
         let mut context = ptr::null_mut();
         // SAFETY: the arguments are valid.
         assert_eq!(unsafe { ibgda_open(&attr, &mut context) }, libc::EINVAL);
-        assert!(message().contains("size is 8"), "{}", message());
+        assert!(message().contains("size of attr is 8"), "{}", message());
+        let attr = ibgda_open_attr { size: 4097, ..attr };
+        // SAFETY: as above; nothing is read behind the size.
+        assert_eq!(unsafe { ibgda_open(&attr, &mut context) }, libc::EINVAL);
         let attr = ibgda_open_attr {
             size: size_of::<ibgda_open_attr>() as u32,
             gpu: c"gpu0".as_ptr(),
@@ -631,6 +722,47 @@ mod tests {
             "{}",
             message()
         );
+    }
+
+    /// A struct of the first version, one of this, and longer ones.
+    #[test]
+    fn structs_of_other_versions_are_taken_if_they_ask_nothing_unknown() {
+        #[repr(C)]
+        struct Later {
+            attr: ibgda_open_attr,
+            more: [u8; 8],
+        }
+        let mut later = Later {
+            attr: ibgda_open_attr {
+                size: ibgda_open_attr::FIRST as u32,
+                port: 1,
+                nic: c"mlx5_0".as_ptr(),
+                gpu: c"0000:65:00.0".as_ptr(),
+                route: u32::MAX,
+                reserved: u32::MAX,
+            },
+            more: [0; 8],
+        };
+        let read = |later: &Later| {
+            // SAFETY: the struct has as many bytes as its size says.
+            unsafe {
+                given(
+                    "open",
+                    "attr",
+                    (&raw const *later).cast::<ibgda_open_attr>(),
+                )
+            }
+        };
+        let first = read(&later).expect("of the first version");
+        assert_eq!((first.port, first.route, first.reserved), (1, 0, 0));
+        later.attr.size = size_of::<ibgda_open_attr>() as u32;
+        assert_eq!(read(&later).expect("of this version").route, u32::MAX);
+        later.attr.size = size_of::<Later>() as u32;
+        assert_eq!(read(&later).expect("longer, and 0").route, u32::MAX);
+        later.more[3] = 1;
+        let error = read(&later).err().expect("asks for more than is known");
+        assert_eq!(error.errno(), libc::E2BIG);
+        assert!(error.to_string().contains("byte 35 of attr"), "{error}");
     }
 
     #[test]

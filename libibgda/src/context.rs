@@ -7,14 +7,18 @@ use crate::cuda;
 use crate::loopback;
 use crate::{
     broker::{self, Pair, SessionState},
+    carrier::Carrier,
     cq::CompletionQueue,
     devx,
     doorbell::DoorbellPool,
     error::{Error, Result, Source},
+    event::AsyncEvent,
     memory::{Access, MemoryRegion, Rounding},
+    monitor::Monitor,
     nic::{Device, Session, Uar},
     pci::Bdf,
     qp::{QueuePair, QueuePairOptions},
+    route::{self, Route, RouteReport},
 };
 use std::{
     sync::Arc,
@@ -22,18 +26,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How requests reach the NIC.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Route {
-    /// The GPU rings the NIC's doorbell, which the broker granted.
-    #[default]
-    Direct,
-    /// The NIC is the ConnectX model in this process: no NIC, no broker, no root. With the crate's feature `loopback` only.
-    Loopback,
-}
-
-/// Which NIC and GPU to use.
+/// Which NIC and GPU to use, and how.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
     /// The NIC: its verbs device (`mlx5_0`) or its PCI address (`0000:03:00.0`); on the loopback route `loopback0` and on.
@@ -42,8 +35,20 @@ pub struct OpenOptions {
     pub gpu: Bdf,
     /// The NIC's port, from 1.
     pub port: u8,
-    /// How requests are to reach the NIC.
+    /// How doorbells reach the NIC.
     pub route: Route,
+}
+
+impl OpenOptions {
+    /// Port 1 of the NIC, by the best route that works.
+    pub fn new(nic: impl Into<String>, gpu: Bdf) -> Self {
+        Self {
+            nic: nic.into(),
+            gpu,
+            port: 1,
+            route: Route::Auto,
+        }
+    }
 }
 
 /// The port of a context as its QPs' peers see it.
@@ -55,9 +60,9 @@ pub(crate) struct Port {
     pub(crate) gid: [u8; 16],
 }
 
-/// A NIC and a GPU that may drive it. Queues and regions made from it live on their own; it may be dropped before them.
+/// What a context has of its NIC, from binding it until it is lost.
 #[derive(Debug)]
-pub struct Context {
+struct Joined {
     session: Session,
     device: Device,
     // Of the CQs: the page that would arm them.
@@ -65,35 +70,13 @@ pub struct Context {
     doorbells: Arc<DoorbellPool>,
     pair: Pair,
     port: Port,
+    route: RouteReport,
+    // Of the cpu-doorbell route.
+    carrier: Option<Arc<Carrier>>,
 }
 
-impl Context {
-    /// Binds the pair at the broker and opens the NIC with DevX.
-    ///
-    /// # Errors
-    /// The broker's errno of `IBGDA_IOC_BIND`; `EINVAL` for names that name nothing; `ENETDOWN` for a port that is not
-    /// active; errors of libibverbs.
-    pub fn open(options: &OpenOptions) -> Result<Self> {
-        match options.route {
-            Route::Direct => {
-                let nic = match options.nic.parse() {
-                    Ok(bdf) => bdf,
-                    Err(_) => devx::device_bdf(&options.nic)?,
-                };
-                let (session, pair) = broker::Session::open(options.gpu, nic)?;
-                Self::join(Session::Verbs(session), pair, options.port)
-            }
-            #[cfg(feature = "loopback")]
-            Route::Loopback => {
-                let (session, pair) = loopback::Session::open(options)?;
-                Self::join(Session::Loopback(session), pair, options.port)
-            }
-            #[cfg(not(feature = "loopback"))]
-            Route::Loopback => Err(crate::nic::no_loopback()),
-        }
-    }
-
-    fn join(session: Session, pair: Pair, port: u8) -> Result<Self> {
+impl Joined {
+    fn new(session: Session, pair: Pair, port: u8, wanted: Route) -> Result<Self> {
         let (device, port) = match &session {
             Session::Verbs(_) => Self::open_verbs(&pair, port)?,
             #[cfg(feature = "loopback")]
@@ -105,6 +88,18 @@ impl Context {
         };
         let uar = Arc::new(Uar::alloc(&device)?);
         let doorbells = DoorbellPool::new(&session, &device);
+        let (carrier, route) = match &session {
+            Session::Verbs(session) => route::choose(wanted, |route| match route {
+                Route::CpuDoorbell => {
+                    let (session, generation) = (Arc::clone(session), pair.generation);
+                    Carrier::start(move || session.is_lost(generation)).map(Some)
+                }
+                _ if wanted == Route::Direct => Ok(None),
+                _ => route::reaches(&pair).map(|()| None),
+            })?,
+            #[cfg(feature = "loopback")]
+            Session::Loopback(_) => (None, RouteReport::loopback()),
+        };
         Ok(Self {
             session,
             device,
@@ -112,6 +107,8 @@ impl Context {
             doorbells,
             pair,
             port,
+            route,
+            carrier,
         })
     }
 
@@ -133,8 +130,60 @@ impl Context {
         let port = active_port(&device, port)?;
         Ok((Device::Verbs(device), port))
     }
+}
 
-    /// Joins the NIC again after it was lost. Queues and regions made before stay dead: drop them, and make new ones.
+/// A NIC and a GPU that may drive it. Queues and regions made from it live on their own; it may be dropped before them.
+#[derive(Debug)]
+pub struct Context {
+    joined: Joined,
+    wanted: Route,
+    monitor: Arc<Monitor>,
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        self.monitor.end();
+        self.monitor.watch(None);
+    }
+}
+
+impl Context {
+    /// Binds the pair at the broker, opens the NIC with DevX, and takes the route that is asked for, or the best that
+    /// works: then [`Context::route_report`] says why not a better one.
+    ///
+    /// # Errors
+    /// The broker's errno of `IBGDA_IOC_BIND`; `EINVAL` for names that name nothing; `ENETDOWN` for a port that is not
+    /// active; errors of libibverbs; `EAGAIN`: no thread for the cpu-doorbell route.
+    pub fn open(options: &OpenOptions) -> Result<Self> {
+        let (session, pair) = match options.route {
+            #[cfg(feature = "loopback")]
+            Route::Loopback => {
+                let (session, pair) = loopback::Session::open(options)?;
+                (Session::Loopback(session), pair)
+            }
+            #[cfg(not(feature = "loopback"))]
+            Route::Loopback => return Err(crate::nic::no_loopback()),
+            _ => {
+                let nic = match options.nic.parse() {
+                    Ok(bdf) => bdf,
+                    Err(_) => devx::device_bdf(&options.nic)?,
+                };
+                let (session, pair) = broker::Session::open(options.gpu, nic)?;
+                (Session::Verbs(session), pair)
+            }
+        };
+        let joined = Joined::new(session, pair, options.port, options.route)?;
+        let monitor = Monitor::new();
+        monitor.watch(joined.device.verbs());
+        Ok(Self {
+            joined,
+            wanted: options.route,
+            monitor,
+        })
+    }
+
+    /// Joins the NIC again after it was lost, and chooses the route anew. Queues and regions made before stay dead:
+    /// drop them, and make new ones. The callback of [`Context::on_error`] stays.
     ///
     /// Waits up to `patience` for the NIC to come back.
     ///
@@ -142,12 +191,12 @@ impl Context {
     /// `EAGAIN`, `EHOSTDOWN`: it did not; `EACCES`: the pair is no longer allowed; `EINVAL`: it was not lost.
     pub fn rebind(&mut self, patience: Duration) -> Result<()> {
         let deadline = Instant::now() + patience;
-        let (gpu, nic, port) = (self.pair.gpu, self.pair.nic, self.port.number);
+        let (gpu, nic, port) = (self.pair().gpu, self.pair().nic, self.port().number);
         let mut pair = None;
         loop {
             let joined = match pair.take() {
                 Some(pair) => Ok(pair),
-                None => match &self.session {
+                None => match self.session() {
                     Session::Verbs(session) => session.rebind(gpu, nic),
                     #[cfg(feature = "loopback")]
                     Session::Loopback(session) => session.rebind(gpu),
@@ -156,11 +205,12 @@ impl Context {
             .and_then(|bound| {
                 // Bound is for good: what is tried again is only the opening of its verbs device.
                 pair = Some(bound.clone());
-                Self::join(self.session.clone(), bound, port)
+                Joined::new(self.session().clone(), bound, port, self.wanted)
             });
             match joined {
-                Ok(context) => {
-                    *self = context;
+                Ok(joined) => {
+                    self.monitor.watch(joined.device.verbs());
+                    self.joined = joined;
                     return Ok(());
                 }
                 Err(error) => {
@@ -175,19 +225,53 @@ impl Context {
         }
     }
 
+    /// The route that doorbells take: never [`Route::Auto`].
+    pub fn route(&self) -> Route {
+        self.joined.route.route()
+    }
+
+    /// Which route is used, and of each better one why it is not.
+    pub fn route_report(&self) -> &RouteReport {
+        &self.joined.route
+    }
+
+    /// Has `callback` called for what happens without being asked for: loss and return of the NIC, changes of the
+    /// port's state and other asynchronous events of the verbs device, and the first error of each CQ once a kernel has
+    /// found it. Within 10 ms, if the machine lets the thread run. What the broker has told before and nobody has heard
+    /// comes first.
+    ///
+    /// It is called on a thread of the context's, one call at a time, with no lock held. It may call everything of this
+    /// library, set another callback, and drop the context, after which it is not called again. It may not wait for a
+    /// thread that drops the context or sets a callback: these wait until a call under way has returned. As long as it
+    /// runs, later events wait. What it captures lives as long as the context, so a reference to the context itself
+    /// should be weak.
+    ///
+    /// When this returns, the former callback is not running and will not be called again, unless it is the caller.
+    ///
+    /// # Errors
+    /// `EAGAIN`: no thread; `EMFILE`: no descriptors; the broker's of `IBGDA_IOC_EVENTFD` (`EPERM` after fork).
+    pub fn on_error(&self, callback: impl FnMut(&AsyncEvent) + Send + 'static) -> Result<()> {
+        self.monitor.set(self.session().verbs(), Box::new(callback))
+    }
+
+    /// Ends what [`Context::on_error`] began.
+    pub fn ignore_errors(&self) {
+        self.monitor.end();
+    }
+
     /// What the broker knows of the pair.
     pub fn pair(&self) -> &Pair {
-        &self.pair
+        &self.joined.pair
     }
 
     /// The verbs device.
     pub fn device_name(&self) -> &str {
-        self.device.name()
+        self.device().name()
     }
 
     /// The broker's word on the NIC, from the status page: no system call.
     pub fn state(&self) -> SessionState {
-        self.session.state()
+        self.session().state()
     }
 
     /// Makes memory usable by the NIC: 4 KiB-aligned `length` bytes at `address`, or any range with [`Rounding::Outward`].
@@ -256,34 +340,43 @@ impl Context {
     /// Why not, and what would let them: the reason for which a slower route is taken. The broker's of granting a page.
     #[cfg(feature = "cuda")]
     pub fn check_gpu_doorbell(&self, gpu: &cuda::Gpu) -> Result<()> {
-        let page = self.doorbells.take()?;
+        let page = self.joined.doorbells.take()?;
         let (address, bytes) = (page.page().address(), crate::PAGE_BYTES as usize);
         // SAFETY: the page stays mapped until it is given back, after the registration.
         unsafe { cuda::HostRegistration::new(gpu, address, bytes, page.page().kind()) }.map(drop)
     }
 
     pub(crate) fn session(&self) -> &Session {
-        &self.session
+        &self.joined.session
     }
 
     pub(crate) fn device(&self) -> &Device {
-        &self.device
+        &self.joined.device
     }
 
     pub(crate) fn uar(&self) -> &Arc<Uar> {
-        &self.uar
+        &self.joined.uar
     }
 
     pub(crate) fn doorbells(&self) -> &Arc<DoorbellPool> {
-        &self.doorbells
+        &self.joined.doorbells
+    }
+
+    /// The thread that carries doorbells, if the route has one.
+    pub(crate) fn carrier(&self) -> Option<&Arc<Carrier>> {
+        self.joined.carrier.as_ref()
+    }
+
+    pub(crate) fn monitor(&self) -> &Arc<Monitor> {
+        &self.monitor
     }
 
     pub(crate) fn generation(&self) -> u32 {
-        self.pair.generation
+        self.joined.pair.generation
     }
 
     pub(crate) fn port(&self) -> Port {
-        self.port
+        self.joined.port
     }
 }
 

@@ -5,6 +5,7 @@ use crate::{
     context::Context,
     error::{Error, Result},
     ifc::{self, Block, cqc, create_cq, opcode},
+    monitor::Watched,
     nic::{Object, QueueMemory, Uar, Umem},
     queue::{Handle, depth},
 };
@@ -23,7 +24,9 @@ const CQE_NEVER_WRITTEN: u8 = 0xf0;
 /// A ring of completions in broker memory. It serves one work queue.
 #[derive(Debug)]
 pub struct CompletionQueue {
-    // Dropped in this order: the object, then the memory it lies in, then what that was made from.
+    // Dropped in this order: what looks at the handle, the object, then the memory it lies in, then what that was made
+    // from.
+    _watched: Watched,
     object: Object,
     _umem: Umem,
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only kept"))]
@@ -80,7 +83,10 @@ impl CompletionQueue {
             generation: context.generation(),
             ..Default::default()
         });
+        // SAFETY: the handle is dropped after what watches it (field order).
+        let watched = unsafe { context.monitor().add(handle.as_ptr(), object.number()) };
         Ok(Self {
+            _watched: watched,
             object,
             _umem: umem,
             memory,

@@ -3,14 +3,15 @@
 
 use crate::{
     error::{Error, Result},
+    event::AsyncEvent,
     ifc::{Block, answer},
     pci::Bdf,
 };
 use ibgda_verbs_sys as sys;
 use std::{
     ffi::CStr,
-    fs, io,
-    os::fd::{BorrowedFd, OwnedFd},
+    fs, io, mem,
+    os::fd::{AsRawFd, BorrowedFd, OwnedFd},
     ptr::{self, NonNull},
     sync::Arc,
 };
@@ -79,6 +80,7 @@ impl Device {
             pdn: 0,
             name: name.to_owned(),
         };
+        device.unblock_async_file()?;
 
         let mut out = sys::mlx5dv_pd::default();
         let mut object = sys::mlx5dv_obj::default();
@@ -106,6 +108,50 @@ impl Device {
     pub(crate) fn uverbs(&self) -> BorrowedFd<'_> {
         // SAFETY: the context owns the file as long as `self` lives.
         unsafe { BorrowedFd::borrow_raw(self.context.as_ref().cmd_fd) }
+    }
+
+    /// Where asynchronous events come from.
+    pub(crate) fn async_file(&self) -> BorrowedFd<'_> {
+        // SAFETY: the context owns the file as long as `self` lives.
+        unsafe { BorrowedFd::borrow_raw(self.context.as_ref().async_fd) }
+    }
+
+    fn unblock_async_file(&self) -> Result<()> {
+        let fd = self.async_file().as_raw_fd();
+        // SAFETY: the file is open; neither command takes a pointer.
+        let done = unsafe {
+            let flags = libc::fcntl(fd, libc::F_GETFL);
+            flags >= 0 && libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) >= 0
+        };
+        if done {
+            return Ok(());
+        }
+        Err(Error::last_verbs(format!(
+            "O_NONBLOCK for the asynchronous events of {}",
+            self.name
+        )))
+    }
+
+    /// The next asynchronous event, if there is one.
+    pub(crate) fn async_event(&self) -> Option<AsyncEvent> {
+        let mut event = mem::MaybeUninit::<sys::ibv_async_event>::zeroed();
+        // SAFETY: the context is open, and the event is written only. It is acknowledged at once: of what it names only
+        // the port's number is used, and objects of the verbs layer, which it may name else, this library makes none
+        // of.
+        unsafe {
+            if sys::ibv_get_async_event(self.context.as_ptr(), event.as_mut_ptr()) != 0 {
+                return None;
+            }
+            sys::ibv_ack_async_event(event.as_mut_ptr());
+            let event = event.assume_init();
+            let name = CStr::from_ptr(sys::ibv_event_type_str(event.event_type));
+            Some(AsyncEvent::of_verbs(
+                &self.name,
+                event.event_type,
+                event.element.port_num as u8,
+                &name.to_string_lossy(),
+            ))
+        }
     }
 
     /// State, LID, MTU of a port.

@@ -9,8 +9,9 @@
 //! use ibgda::{Access, Context, OpenOptions, QueuePairOptions};
 //!
 //! # fn main() -> ibgda::Result<()> {
-//! let options = OpenOptions { nic: "mlx5_0".into(), gpu: "0000:65:00.0".parse().unwrap(), port: 1, route: Default::default() };
-//! let context = Context::open(&options)?;
+//! let context = Context::open(&OpenOptions::new("mlx5_0", "0000:65:00.0".parse().unwrap()))?;
+//! println!("{}", context.route_report());
+//! context.on_error(|event| eprintln!("{event}"))?;
 //! let memory = context.alloc(1 << 20, Access::WRITE)?;
 //! let cq = context.create_cq(128)?;
 //! let qp = context.create_qp(&QueuePairOptions::default(), &cq, None)?;
@@ -28,28 +29,37 @@ mod address;
 mod broker;
 #[allow(non_camel_case_types, missing_debug_implementations)]
 pub mod capi;
+mod carrier;
 mod context;
+mod counters;
 mod cq;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod devx;
 mod doorbell;
 mod error;
+mod event;
 mod ifc;
 #[cfg(feature = "loopback")]
 pub mod loopback;
 mod memory;
+mod monitor;
 mod nic;
 mod pci;
 mod qp;
 mod queue;
+mod route;
+mod worker;
 
 pub use address::{ADDRESS_BYTES, QpAddress};
 pub use broker::{Pair, Path, SessionState};
-pub use context::{Context, OpenOptions, Route};
+pub use context::{Context, OpenOptions};
+pub use counters::QpCounters;
 pub use cq::CompletionQueue;
 pub use error::{Error, Result, Source};
+pub use event::{AsyncEvent, AsyncEventKind};
 pub use ibgda_device::{Status, abi};
 pub use memory::{Access, MemoryRegion, PAGE_BYTES, Rounding};
 pub use pci::{Bdf, ParseBdfError};
 pub use qp::{QueuePair, QueuePairOptions};
+pub use route::{Route, RouteReport};

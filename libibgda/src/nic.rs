@@ -55,6 +55,15 @@ macro_rules! either {
 }
 
 impl Session {
+    /// The broker's, if it is.
+    pub(crate) fn verbs(&self) -> Option<&Arc<broker::Session>> {
+        match self {
+            Self::Verbs(session) => Some(session),
+            #[cfg(feature = "loopback")]
+            Self::Loopback(_) => None,
+        }
+    }
+
     pub(crate) fn status_page(&self) -> *const u64 {
         either!(self, session => session.status_page())
     }
@@ -75,6 +84,15 @@ impl Session {
 }
 
 impl Device {
+    /// The verbs device, if it is one.
+    pub(crate) fn verbs(&self) -> Option<Arc<devx::Device>> {
+        match self {
+            Self::Verbs(device) => Some(Arc::clone(device)),
+            #[cfg(feature = "loopback")]
+            Self::Loopback(_) => None,
+        }
+    }
+
     pub(crate) fn name(&self) -> &str {
         either!(self, device => device.name())
     }

@@ -7,7 +7,9 @@ use crate::cuda::{self, Gpu, GpuQueues, HostKind, HostQueues, HostRange};
 use crate::memory::PAGE_BYTES;
 use crate::{
     address::QpAddress,
+    carrier::Carried,
     context::Context,
+    counters::{self, QpCounters},
     cq::CompletionQueue,
     doorbell::PooledPage,
     error::{Error, Result, Source},
@@ -19,8 +21,8 @@ use crate::{
 #[cfg(feature = "cuda")]
 use ibgda_device::abi::ibgda_error;
 use ibgda_device::abi::{
-    IBGDA_READY_FIRST, IBGDA_READY_MOST, IBGDA_RECV_WQE_BYTES, IBGDA_SHARED, IBGDA_WQEBB_BYTES,
-    ibgda_qp,
+    IBGDA_CPU_DOORBELL, IBGDA_READY_FIRST, IBGDA_READY_MOST, IBGDA_RECV_WQE_BYTES, IBGDA_SHARED,
+    IBGDA_WQEBB_BYTES, ibgda_qp,
 };
 #[cfg(feature = "cuda")]
 use std::sync::{Mutex, PoisonError};
@@ -87,9 +89,10 @@ impl Default for QueuePairOptions {
 }
 
 impl QueuePairOptions {
-    /// As the handles say it.
-    fn mode(&self) -> u32 {
-        if self.shared { IBGDA_SHARED } else { 0 }
+    /// As the handles say it, of a context with a thread that carries doorbells or without.
+    fn mode(&self, carries: bool) -> u32 {
+        (if self.shared { IBGDA_SHARED } else { 0 })
+            | (if carries { IBGDA_CPU_DOORBELL } else { 0 })
     }
 
     fn check(&self) -> Result<()> {
@@ -121,9 +124,10 @@ impl QueuePairOptions {
 /// A reliable connection.
 #[derive(Debug)]
 pub struct QueuePair {
-    // Dropped in this order: what a GPU has of it, the object, then what that lies in and rings.
+    // Dropped in this order: what a GPU has of it, what rings for it, the object, then what that lies in and is rung by.
     #[cfg(feature = "cuda")]
     gpu: Mutex<Option<GpuQueues>>,
+    carried: Option<Carried>,
     object: Object,
     _umem: Umem,
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only kept"))]
@@ -142,6 +146,8 @@ pub struct QueuePair {
     status: (usize, HostKind),
     address: QpAddress,
     connected: AtomicBool,
+    /// The most that `told` of its counters was.
+    told: AtomicU64,
 }
 
 /// `ibgda_qp::ready` of a ring that nobody has posted to: `IBGDA_READY_WORDS` words, of which the first may be told of.
@@ -193,7 +199,7 @@ impl QueuePair {
                 "pass a CQ for receives if and only if the receive depth is not 0",
             ));
         }
-        let mode = options.mode();
+        let mode = options.mode(context.carrier().is_some());
         send_cq.take("send queue", options.send_depth, mode)?;
         let taken = recv_cq.map_or(Ok(()), |cq| {
             cq.take("receive queue", options.recv_depth, mode)
@@ -213,10 +219,11 @@ impl QueuePair {
         recv_cq: Option<&Arc<CompletionQueue>>,
     ) -> Result<Self> {
         let doorbell = context.doorbells().take()?;
-        // Receive queue, send queue, then the doorbell record in a cache line of its own.
+        // Receive queue, send queue, then the doorbell record in a cache line of its own, and a word for doorbells that
+        // a thread carries in another.
         let recv_bytes = (options.recv_depth * IBGDA_RECV_WQE_BYTES) as usize;
         let record = recv_bytes + (options.send_depth * IBGDA_WQEBB_BYTES) as usize;
-        let memory = QueueMemory::alloc(context.session(), record + 64)?;
+        let memory = QueueMemory::alloc(context.session(), record + 128)?;
         let base = memory.address();
         // SAFETY: the UMEM is dropped before the memory (field order), and only the queue's protocol touches it.
         let umem = unsafe { Umem::register(context.device(), base, memory.len()) }?;
@@ -267,13 +274,25 @@ impl QueuePair {
         } else {
             Box::default()
         };
+        let register = doorbell.page().register();
+        let carried = context.carrier().map(|carrier| {
+            // SAFETY: inside the memory, as computed above, aligned to 64 and zeroed; only doorbells are stored there.
+            // Memory and page are dropped after what carries them (field order).
+            let word = unsafe { base.add(record + 64) }.cast::<u64>();
+            // SAFETY: as above.
+            (unsafe { carrier.add(word, register) }, word)
+        });
+        let (carried, doorbell_word) = match carried {
+            Some((carried, word)) => (Some(carried), word),
+            None => (None, register),
+        };
         let handle = Handle::new(ibgda_qp {
             ready: if options.shared {
                 ready.as_ptr().cast::<u64>().cast_mut()
             } else {
                 ptr::null_mut()
             },
-            mode: options.mode(),
+            mode: options.mode(carried.is_some()),
             // SAFETY: queues and record lie inside the memory, as computed above.
             send_ring: unsafe { base.add(recv_bytes) },
             recv_ring: if options.recv_depth == 0 {
@@ -283,7 +302,7 @@ impl QueuePair {
             },
             // SAFETY: as above.
             doorbell_record: unsafe { base.add(record) }.cast(),
-            doorbell: doorbell.page().register(),
+            doorbell: doorbell_word,
             send_cq: send_cq.handle_ptr(),
             recv_cq: recv_cq.map_or(ptr::null_mut(), |cq| cq.handle_ptr()),
             number: object.number(),
@@ -303,6 +322,7 @@ impl QueuePair {
                 context.session().status_page().expose_provenance(),
                 context.session().status_kind(),
             ),
+            carried,
             object,
             _umem: umem,
             memory,
@@ -315,6 +335,7 @@ impl QueuePair {
             port: port.number,
             address,
             connected: AtomicBool::new(false),
+            told: AtomicU64::new(0),
         };
         pair.reset_to_init()?;
         Ok(pair)
@@ -432,7 +453,20 @@ impl QueuePair {
         )
     }
 
-    /// What a kernel posts with. Valid as long as the QP lives; one thread at a time may use it.
+    /// What it has done so far; no system call.
+    pub fn counters(&self) -> QpCounters {
+        // SAFETY: the handle and all that it names live as long as `self`.
+        let mut counters = unsafe { counters::read(self.handle.as_ptr(), self.options.shared) };
+        // While tellers of a shared QP relieve each other, only what was told for certain is known.
+        counters.told = counters
+            .told
+            .max(self.told.fetch_max(counters.told, Ordering::Relaxed));
+        counters.carried = self.carried.as_ref().map_or(0, Carried::count);
+        counters
+    }
+
+    /// What a kernel posts with. Valid as long as the QP lives; one thread at a time may use it, unless it is shared. Its
+    /// `mode` says how: the template argument of the device calls, or what `IBGDA_BY_ROUTE` takes it from.
     pub fn device_handle(&self) -> *mut ibgda_qp {
         self.handle.as_ptr()
     }
@@ -461,17 +495,18 @@ impl QueuePair {
             memory(&self.memory),
             memory(self.send_cq.memory()),
             HostRange {
-                address: self.doorbell.page().address(),
-                bytes: PAGE_BYTES as usize,
-                kind: self.doorbell.page().kind(),
-            },
-            HostRange {
                 address: ptr::with_exposed_provenance(self.status.0),
                 bytes: PAGE_BYTES as usize,
                 kind: self.status.1,
             },
         ];
         ranges.extend(self.recv_cq.iter().map(|cq| memory(cq.memory())));
+        // Where a thread carries the doorbells, their word lies in the queues' memory, and the page is not the GPU's.
+        ranges.extend(self.carried.is_none().then(|| HostRange {
+            address: self.doorbell.page().address(),
+            bytes: PAGE_BYTES as usize,
+            kind: self.doorbell.page().kind(),
+        }));
         // SAFETY: the handles live as long as `self` and its CQs; no kernel uses them while another handle is asked for.
         let (qp, send_cq, recv_cq) = unsafe {
             let recv_cq = self.recv_cq.as_ref().map(|cq| *cq.handle_ptr());

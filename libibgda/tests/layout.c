@@ -13,11 +13,12 @@
 			       sizeof(((struct type *)0)->field) == (bytes),       \
 		       #type "." #field)
 
-SIZE(ibgda_open_attr, 24);
+SIZE(ibgda_open_attr, 32);
 FIELD(ibgda_open_attr, size, 0, 4);
 FIELD(ibgda_open_attr, port, 4, 4);
 FIELD(ibgda_open_attr, nic, 8, 8);
 FIELD(ibgda_open_attr, gpu, 16, 8);
+FIELD(ibgda_open_attr, route, 24, 4);
 
 SIZE(ibgda_qp_attr, 32);
 FIELD(ibgda_qp_attr, size, 0, 4);
@@ -99,3 +100,25 @@ FIELD(ibgda_qp, unrung, 168, 8);
 FIELD(ibgda_qp, blueflame_offset, 176, 4);
 FIELD(ibgda_qp, recv_lock, 180, 4);
 FIELD(ibgda_qp, silent, 184, 8);
+
+SIZE(ibgda_async_event, 80);
+FIELD(ibgda_async_event, size, 0, 4);
+FIELD(ibgda_async_event, kind, 4, 4);
+FIELD(ibgda_async_event, generation, 8, 4);
+FIELD(ibgda_async_event, reason, 12, 4);
+FIELD(ibgda_async_event, number, 16, 4);
+FIELD(ibgda_async_event, time_ns, 24, 8);
+FIELD(ibgda_async_event, error, 32, 24);
+FIELD(ibgda_async_event, what, 56, 8);
+FIELD(ibgda_async_event, why, 64, 8);
+FIELD(ibgda_async_event, advice, 72, 8);
+
+SIZE(ibgda_qp_counters, 64);
+FIELD(ibgda_qp_counters, size, 0, 4);
+FIELD(ibgda_qp_counters, posted, 8, 8);
+FIELD(ibgda_qp_counters, told, 16, 8);
+FIELD(ibgda_qp_counters, completed, 24, 8);
+FIELD(ibgda_qp_counters, failed, 32, 8);
+FIELD(ibgda_qp_counters, recv_posted, 40, 8);
+FIELD(ibgda_qp_counters, recv_completed, 48, 8);
+FIELD(ibgda_qp_counters, carried, 56, 8);

@@ -39,12 +39,8 @@ struct Link {
 }
 
 fn open(machine: &Machine, nic: usize) -> Result<Context> {
-    Ok(Context::open(&OpenOptions {
-        nic: machine.nics[nic].to_string(),
-        gpu: machine.gpu,
-        port: 1,
-        route: Default::default(),
-    })?)
+    let options = OpenOptions::new(machine.nics[nic].to_string(), machine.gpu);
+    Ok(Context::open(&options)?)
 }
 
 fn make_qp(context: &Context, options: &QueuePairOptions) -> Result<QueuePair> {
@@ -738,12 +734,7 @@ fn a_bad_address_is_refused_and_a_second_connect_too() -> Result<()> {
 fn opening_says_what_is_wrong() -> Result<()> {
     let mut machine = Machine::take();
     let refuse = |nic: &str, gpu: Bdf, errno: i32, words: &str| -> Result<()> {
-        match Context::open(&OpenOptions {
-            nic: nic.into(),
-            gpu,
-            port: 1,
-            route: Default::default(),
-        }) {
+        match Context::open(&OpenOptions::new(nic, gpu)) {
             Ok(_) => bail!("{nic}, {gpu} was opened"),
             Err(error) => ensure!(
                 error.errno() == errno && error.to_string().contains(words),
@@ -766,10 +757,8 @@ fn opening_says_what_is_wrong() -> Result<()> {
     refuse(&nic.to_string(), machine.nics[1], libc::EINVAL, "GPU")?;
     refuse(&gpu.to_string(), gpu, libc::EINVAL, "RDMA NIC")?;
     let error = Context::open(&OpenOptions {
-        nic: nic.to_string(),
-        gpu,
         port: 9,
-        route: Default::default(),
+        ..OpenOptions::new(nic.to_string(), gpu)
     })
     .err()
     .context("port 9 was opened")?;
@@ -901,6 +890,8 @@ fn the_c_abi_moves_data_and_its_errors_have_words() -> Result<()> {
             port: 1,
             nic: nic.as_ptr(),
             gpu: gpu.as_ptr(),
+            route: capi::IBGDA_ROUTE_AUTO,
+            reserved: 0,
         };
         let access = capi::IBGDA_ACCESS_READ | capi::IBGDA_ACCESS_WRITE;
         let qp_attr = capi::ibgda_qp_attr {

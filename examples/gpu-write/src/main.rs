@@ -11,7 +11,8 @@ mod machine;
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use clap::Parser;
 use ibgda::{
-    Access, Bdf, Context, MemoryRegion, OpenOptions, QpAddress, QueuePair, QueuePairOptions, Status,
+    Access, Bdf, Context, MemoryRegion, OpenOptions, QpAddress, QueuePair, QueuePairOptions, Route,
+    Status,
 };
 use std::{
     str::FromStr,
@@ -33,6 +34,9 @@ struct Arguments {
     /// PCI address of the GPU.
     #[arg(long, env = "IBGDA_GPUS")]
     gpus: Functions<1>,
+    /// How doorbells reach the NIC: auto, direct or cpu-doorbell.
+    #[arg(long, default_value_t = Route::Auto)]
+    route: Route,
     /// Leave out the injected PCIe error and the return from it.
     #[arg(long)]
     no_aer: bool,
@@ -145,10 +149,8 @@ fn main() -> Result<()> {
 
     let open = |nic: Bdf| {
         Context::open(&OpenOptions {
-            nic: nic.to_string(),
-            gpu,
-            port: 1,
-            route: Default::default(),
+            route: arguments.route,
+            ..OpenOptions::new(nic.to_string(), gpu)
         })
     };
     let (mut near, far) = (open(nics[0])?, open(nics[1])?);
@@ -158,6 +160,8 @@ fn main() -> Result<()> {
             "bound: NIC {} is {} of the mlx5 driver, path from the GPU: {:?}, generation {}",
             pair.nic, pair.ibdev_name, pair.path, pair.generation
         ));
+        let report = context.route_report().to_string();
+        steps.say(format!("route {}", report.replace('\n', "; ")));
     }
 
     let source = near.alloc(BYTES, Access::empty())?;

@@ -130,6 +130,12 @@ fn ask_model(request: Value) -> Result<Value> {
     Ok(answer)
 }
 
+/// Tells the model to do something, as `connectx ctl COMMAND ARGS…` does.
+#[allow(dead_code, reason = "not every test program breaks the model")]
+pub fn tell_model(command: &str, args: &[&str]) -> Result<()> {
+    ask_model(json!({"command": command, "args": args})).map(drop)
+}
+
 /// Makes the kernel see a fatal PCIe error (Data Link Protocol) of a function, through the aer_inject module.
 pub fn inject_fatal_error(function: Bdf) -> Result<()> {
     const DATA_LINK_PROTOCOL: u32 = 0x10;
