@@ -973,6 +973,22 @@ fn the_c_abi_moves_data_and_its_errors_have_words() -> Result<()> {
         let mut poster = Poster::new(handle);
         poster.put_region(&regions[1], 0, &regions[0], 0, 4096)?;
         poster.quiet(PATIENCE)?;
+        // As long as in the first version, and as in a later one, whose members this library does not know.
+        for later in [0, 16] {
+            let mut counters = [capi::ibgda_qp_counters::default(); 2];
+            counters[0].size = size_of::<capi::ibgda_qp_counters>() as u32 + later;
+            counters[1].posted = 7;
+            check(capi::ibgda_get_qp_counters(sides[0].qp, &mut counters[0]))?;
+            let now = counters[0];
+            ensure!(
+                (now.posted, now.told, now.completed, now.failed) == (1, 1, 1, 0),
+                "{now:?}"
+            );
+            ensure!(
+                counters[1].posted == if later == 0 { 7 } else { 0 },
+                "what is not known is 0, and nothing is written behind: {counters:?}"
+            );
+        }
         ensure!(
             std::slice::from_raw_parts(memory[1].as_ptr(), 4096)
                 .iter()

@@ -72,7 +72,7 @@ pub type ibgda_error_callback =
 /// Numbers of a queue pair since it was made. Each is read by itself while kernels go on. Requests are counted in slots
 /// of the send queue: one each, but two for those of two WQEs (ibgda_put_signal, IBGDA_FLUSH).
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct ibgda_qp_counters {
     /// sizeof(struct ibgda_qp_counters), set by the caller.
     pub size: u32,
@@ -292,14 +292,7 @@ mod tests {
         let mut number = 0;
         let mut counters = ibgda_qp_counters {
             size: 64,
-            reserved: 0,
-            posted: 0,
-            told: 0,
-            completed: 0,
-            failed: 0,
-            recv_posted: 0,
-            recv_completed: 0,
-            carried: 0,
+            ..Default::default()
         };
         let mut buffer = [0; 8];
         // SAFETY: every argument is null or valid.

@@ -156,17 +156,22 @@ fn a_port_that_goes_down_and_comes_back_is_heard_of() -> Result<()> {
     Ok(())
 }
 
+/// By a context whose callback was set before, and by one that did not listen then.
 #[test]
-fn a_withdrawn_permission_is_heard_of_with_its_reason() -> Result<()> {
+fn a_withdrawn_permission_is_heard_of_with_its_reason_even_late() -> Result<()> {
     let mut machine = Machine::take();
-    let context = open(&machine, 0, Route::CpuDoorbell)?;
-    let heard = listen(&context)?;
-    machine.allowed.clear();
-    let (event, _) = hear(&heard, |event| match event.kind() {
+    let early = open(&machine, 0, Route::CpuDoorbell)?;
+    let late = open(&machine, 0, Route::Direct)?;
+    let lost = |event: &AsyncEvent| match event.kind() {
         AsyncEventKind::NicLost { reason: 4, .. } => Some(event.clone()),
         _ => None,
-    })?;
-    ensure!(event.to_string().contains("policy withdrawn"), "{event}");
+    };
+    let heard = listen(&early)?;
+    machine.allowed.clear();
+    for heard in [heard, listen(&late)?] {
+        let (event, _) = hear(&heard, lost)?;
+        ensure!(event.to_string().contains("policy withdrawn"), "{event}");
+    }
     Ok(())
 }
 
