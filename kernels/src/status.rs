@@ -309,4 +309,14 @@ mod tests {
             );
         }
     }
+
+    #[test]
+    fn the_guide_has_every_status_in_these_words() {
+        let guide = include_str!("../../docs/guide.md");
+        for code in (1..=0x122).filter(|&code| Status(code).name() != Status(!0).name()) {
+            let (name, meaning, advice) = Status(code).words();
+            let row = format!("| {code:#x} | `{name}` | {meaning} | {advice} |");
+            assert!(guide.contains(&row), "docs/guide.md lacks {row}");
+        }
+    }
 }
