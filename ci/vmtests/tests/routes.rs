@@ -247,14 +247,14 @@ fn c_programs_choose_routes_and_older_ones_need_not_know_of_them() -> Result<()>
         );
     }
     let mut context = null_mut();
-    let unknown = capi::ibgda_open_attr { route: 3, ..attr };
+    let unknown = capi::ibgda_open_attr { route: 9, ..attr };
     // SAFETY: the arguments are valid.
     let errno = unsafe { capi::ibgda_open(&unknown, &mut context) };
     // SAFETY: as in `check`.
     let message = unsafe { CStr::from_ptr(capi::ibgda_last_error()) };
     ensure!(errno == libc::EINVAL && context.is_null());
     ensure!(
-        message.to_str()?.contains("there is no route 3"),
+        message.to_str()?.contains("there is no route 9"),
         "{message:?}"
     );
     Ok(())
