@@ -12,6 +12,7 @@ use std::{
     ffi::CStr,
     fs, io, mem,
     os::fd::{AsRawFd, BorrowedFd, OwnedFd},
+    process,
     ptr::{self, NonNull},
     sync::Arc,
 };
@@ -23,6 +24,8 @@ pub(crate) struct Device {
     pd: NonNull<sys::ibv_pd>,
     pdn: u32,
     name: String,
+    /// The process that opened it.
+    process: u32,
 }
 
 // SAFETY: libibverbs and libmlx5 allow calls on a context, and on what was made from it, from any thread.
@@ -79,6 +82,7 @@ impl Device {
             pd,
             pdn: 0,
             name: name.to_owned(),
+            process: process::id(),
         };
         device.unblock_async_file()?;
 
@@ -108,6 +112,12 @@ impl Device {
     pub(crate) fn uverbs(&self) -> BorrowedFd<'_> {
         // SAFETY: the context owns the file as long as `self` lives.
         unsafe { BorrowedFd::borrow_raw(self.context.as_ref().cmd_fd) }
+    }
+
+    /// Whether this is the process that opened it. What a forked child drops is still its parent's: they share the
+    /// uverbs file, through which both would end the same objects.
+    fn is_ours(&self) -> bool {
+        self.process == process::id()
     }
 
     /// Where asynchronous events come from.
@@ -194,6 +204,9 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
+        if !self.is_ours() {
+            return;
+        }
         // SAFETY: whatever was made from the context holds an `Arc` of `self`, so it is gone. Failure means that the NIC is
         // gone, and with it what would be undone.
         unsafe {
@@ -290,6 +303,9 @@ impl Uar {
 
 impl Drop for Uar {
     fn drop(&mut self) {
+        if !self.device.is_ours() {
+            return;
+        }
         // Fails only when the NIC is gone, and the page with it.
         let _ = sys::uverbs::destroy_uar(self.device.uverbs(), self.uar.handle);
     }
@@ -298,7 +314,7 @@ impl Drop for Uar {
 /// Memory that firmware objects of ours may lie in.
 #[derive(Debug)]
 pub(crate) struct Umem {
-    _device: Arc<Device>,
+    device: Arc<Device>,
     umem: NonNull<sys::mlx5dv_devx_umem>,
 }
 
@@ -323,7 +339,7 @@ impl Umem {
         let umem = NonNull::new(umem)
             .ok_or_else(|| Error::last_verbs(format!("mlx5dv_devx_umem_reg ({bytes} bytes)")))?;
         Ok(Self {
-            _device: Arc::clone(device),
+            device: Arc::clone(device),
             umem,
         })
     }
@@ -336,6 +352,9 @@ impl Umem {
 
 impl Drop for Umem {
     fn drop(&mut self) {
+        if !self.device.is_ours() {
+            return;
+        }
         // SAFETY: registered by register; firmware objects in it hold it, so they are gone.
         unsafe { sys::mlx5dv_devx_umem_dereg(self.umem.as_ptr()) };
     }
@@ -344,7 +363,7 @@ impl Drop for Umem {
 /// An object of the firmware.
 #[derive(Debug)]
 pub(crate) struct Object {
-    _device: Arc<Device>,
+    device: Arc<Device>,
     object: NonNull<sys::mlx5dv_devx_obj>,
     /// Its number: a CQN, a QPN.
     pub(crate) number: u32,
@@ -376,7 +395,7 @@ impl Object {
         let object = NonNull::new(object)
             .ok_or_else(|| refused(what, &output, io::Error::last_os_error()))?;
         Ok(Self {
-            _device: Arc::clone(device),
+            device: Arc::clone(device),
             object,
             number: output.get(answer::OBJECT) as u32,
         })
@@ -408,6 +427,9 @@ impl Object {
 
 impl Drop for Object {
     fn drop(&mut self) {
+        if !self.device.is_ours() {
+            return;
+        }
         // SAFETY: created by create. Failure means that the NIC is gone, and the object with it.
         unsafe { sys::mlx5dv_devx_obj_destroy(self.object.as_ptr()) };
     }
@@ -424,7 +446,7 @@ fn refused(what: &str, output: &Block<16>, error: io::Error) -> Error {
 /// Memory registered with the NIC (`ibv_reg_mr`).
 #[derive(Debug)]
 pub(crate) struct Registration {
-    _device: Arc<Device>,
+    device: Arc<Device>,
     mr: NonNull<sys::ibv_mr>,
 }
 
@@ -452,7 +474,7 @@ impl Registration {
             ))
         })?;
         Ok(Self {
-            _device: Arc::clone(device),
+            device: Arc::clone(device),
             mr,
         })
     }
@@ -476,7 +498,7 @@ impl Registration {
             ))
         })?;
         Ok(Self {
-            _device: Arc::clone(device),
+            device: Arc::clone(device),
             mr,
         })
     }
@@ -490,6 +512,9 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
+        if !self.device.is_ours() {
+            return;
+        }
         // SAFETY: registered by new.
         unsafe { sys::ibv_dereg_mr(self.mr.as_ptr()) };
     }

@@ -12,12 +12,13 @@ use ibgda::{
     capi,
 };
 use ibgda_test_kernels::{Poller, Poster, SharedPoster};
+use ibgda_vmtests::process::{End, in_child};
 use memmap2::{MmapOptions, MmapRaw};
 use std::{
     env,
     ffi::{CStr, CString},
     process::Command,
-    ptr::{null, null_mut},
+    ptr::{self, null, null_mut},
     thread,
     time::{Duration, Instant},
 };
@@ -727,6 +728,28 @@ fn a_bad_address_is_refused_and_a_second_connect_too() -> Result<()> {
         .err()
         .context("LID 0 was taken")?;
     ensure!(error.to_string().contains("LID 0x0"), "{error}");
+    Ok(())
+}
+
+/// A child's copies are its own to drop, and what they stand for is not.
+#[test]
+fn a_forked_child_that_drops_everything_takes_nothing_from_its_parent() -> Result<()> {
+    let machine = Machine::take();
+    let mut link = Link::new(&machine, 4096)?;
+    let objects = || model_objects(&["pd", "mkey", "cq", "qp", "umem", "uar"]);
+    let before = objects()?;
+    let end = in_child(|| {
+        // SAFETY: a copy for this process alone, which ends without dropping the other.
+        drop(unsafe { ptr::read(&link) });
+        0
+    });
+    ensure!(end == End::Exit(0), "the child ended by {end:?}");
+    ensure!(objects()? == before, "objects of the parent are gone");
+    let data = pattern(4096, 9);
+    link.source.write(0, &data)?;
+    let request = link.put(0, 0, 4096, 0)?;
+    link.poster().wait(request, PATIENCE)?;
+    ensure!(contents(&link.target, 4096)? == data, "the data differs");
     Ok(())
 }
 
