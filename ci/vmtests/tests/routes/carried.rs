@@ -242,7 +242,17 @@ fn a_process_that_is_killed_leaves_nothing_behind() -> Result<()> {
     // The driver makes a few things once.
     let first = kill_one()?;
     settled("one was killed", &|| Ok(!is_listed(&first)?))?;
-    let before = objects()?;
+    // Its objects go one by one, and some after its session.
+    let (mut before, mut since) = (objects()?, Instant::now());
+    let end = since + Duration::from_secs(30);
+    while since.elapsed() < Duration::from_secs(2) {
+        ensure!(Instant::now() < end, "objects come and go: {before}");
+        thread::sleep(Duration::from_millis(50));
+        let now = objects()?;
+        if now != before {
+            (before, since) = (now, Instant::now());
+        }
+    }
     for _ in 0..3 {
         let pid = kill_one()?;
         settled("another was killed", &|| {
