@@ -2,7 +2,7 @@
 //! `ibgda decode`: a dump of a WQE or CQE in words. The layouts and rules are those of the ConnectX model.
 
 use crate::output::print;
-use anyhow::{Context as _, Result, anyhow};
+use anyhow::{Context as _, Result, anyhow, bail};
 use clap::ValueEnum;
 use connectx::{
     explain::{self, Explanation},
@@ -104,11 +104,18 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     })
 }
 
+/// Text of a dump is no longer.
+const MOST: u64 = 1 << 20;
+
 fn read() -> Result<String> {
     let mut text = String::new();
     std::io::stdin()
+        .take(MOST + 1)
         .read_to_string(&mut text)
         .context("standard input")?;
+    if text.len() as u64 > MOST {
+        bail!("standard input: more than {MOST} bytes: that is no dump of a structure");
+    }
     Ok(text)
 }
 

@@ -190,6 +190,8 @@ try {
 			size = number(argv[++i], "--ranks", 2, MOST_RANKS);
 		else if (!std::strcmp(argv[i], "--rounds"))
 			rounds = number(argv[++i], "--rounds", 1, 1'000'000);
+		else if (argv[i][0] == '-')
+			throw std::runtime_error(std::string("there is no option ") + argv[i]);
 		else
 			words.push_back(argv[i]);
 	}

@@ -60,7 +60,6 @@ ibgda_u64 host_ibgda_clock_ns(void) { return ibgda_clock_ns(); }
 POST(ibgda_put, (ibgda_u64 remote, ibgda_u32 rkey, ibgda_u64 local, ibgda_u32 lkey, ibgda_u32 bytes), (remote, rkey, local, lkey, bytes))
 POST(ibgda_put_imm, (ibgda_u64 remote, ibgda_u32 rkey, ibgda_u64 local, ibgda_u32 lkey, ibgda_u32 bytes, ibgda_u32 immediate),
      (remote, rkey, local, lkey, bytes, immediate))
-POST(ibgda_put_inline, (ibgda_u64 remote, ibgda_u32 rkey, const void *data, ibgda_u32 bytes), (remote, rkey, data, bytes))
 POST(ibgda_put_signal,
      (ibgda_u64 remote, ibgda_u32 rkey, ibgda_u64 local, ibgda_u32 lkey, ibgda_u32 bytes, ibgda_u64 signal, ibgda_u32 signal_rkey,
       ibgda_u64 value),
@@ -71,6 +70,18 @@ POST(ibgda_fetch_add, (ibgda_u64 remote, ibgda_u32 rkey, ibgda_u64 local, ibgda_
 POST(ibgda_compare_swap, (ibgda_u64 remote, ibgda_u32 rkey, ibgda_u64 local, ibgda_u32 lkey, ibgda_u64 compare, ibgda_u64 swap),
      (remote, rkey, local, lkey, compare, swap))
 POST(ibgda_send, (ibgda_u64 local, ibgda_u32 lkey, ibgda_u32 bytes), (local, lkey, bytes))
+
+CALL(ibgda_status, ibgda_put_inline, ibgda_qp *qp, ibgda_u64 remote, ibgda_u32 rkey, const void *data, ibgda_u32 bytes,
+     ibgda_u32 flags, ibgda_u64 *request);
+ibgda_status host_ibgda_put_inline(ibgda_qp *qp, ibgda_u64 remote, ibgda_u32 rkey, const void *data, ibgda_u32 bytes,
+				   ibgda_u32 flags, ibgda_u64 *request)
+{
+	if (!qp || !data)
+		return IBGDA_ERR_INVALID_ARGUMENT;
+	return by_mode(qp->mode, [&](auto mode) {
+		return ibgda_put_inline<decltype(mode)::value>(qp, remote, rkey, data, bytes, flags, request);
+	});
+}
 
 /* TAKE(name, what, (parameters behind it), (arguments)): a call on a QP or a CQ that does not post. */
 #define TAKE(name, what, parameters, arguments)                                                        \

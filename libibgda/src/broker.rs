@@ -20,6 +20,7 @@ use std::{
     io,
     mem::size_of,
     os::fd::{AsRawFd, BorrowedFd},
+    process,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -250,6 +251,7 @@ pub(crate) fn reason_text(reason: u32) -> &'static str {
 pub(crate) struct Session {
     file: File,
     status: MmapRaw,
+    process: u32,
 }
 
 impl Session {
@@ -303,7 +305,15 @@ impl Session {
             .map_raw_read_only(&file)
             .map_err(|error| broker_error("mmap", "status page", &error))?;
 
-        Ok((Arc::new(Self { file, status }), pair(gpu, nic, &bind)))
+        let process = process::id();
+        Ok((
+            Arc::new(Self {
+                file,
+                status,
+                process,
+            }),
+            pair(gpu, nic, &bind),
+        ))
     }
 
     /// Joins the NIC again after it was lost and came back.
@@ -320,7 +330,11 @@ impl Session {
         self.status.as_ptr().cast()
     }
 
+    /// 0 in a forked child, in which the page is not mapped.
     fn status_word(&self, index: u32) -> u64 {
+        if self.process != process::id() {
+            return 0;
+        }
         // SAFETY: the page is mapped as long as `self` lives, its 64-bit words are aligned, and the kernel, which alone
         // writes them, writes whole words.
         unsafe { AtomicU64::from_ptr(self.status.as_mut_ptr().cast::<u64>().add(index as usize)) }

@@ -120,6 +120,16 @@ fn null(call: &str, argument: &str) -> Error {
     Error::argument(call, format!("{argument} is NULL"), "")
 }
 
+fn of_the_parent(call: &str) -> Error {
+    Error::new(
+        crate::Source::Argument,
+        libc::EPERM,
+        call,
+        "the object is of another process, whose child this is",
+        "open a context of your own after fork",
+    )
+}
+
 /// # Safety
 /// A pointer that is not null is one that this library gave out, or a C struct of that type, and alive.
 unsafe fn borrow<'a, T>(call: &str, argument: &str, pointer: *const T) -> Result<&'a T> {
@@ -367,6 +377,9 @@ pub unsafe extern "C" fn ibgda_get_state(
     let get = || {
         // SAFETY: by this function's contract.
         let state = unsafe { borrow(CALL, "context", context) }?.0.state();
+        if state.state == 0 {
+            return Err(of_the_parent(CALL));
+        }
         Ok(ibgda_session_state {
             state: state.state,
             generation: state.generation,

@@ -269,7 +269,7 @@ impl Context {
         self.device().name()
     }
 
-    /// The broker's word on the NIC, from the status page: no system call.
+    /// The broker's word on the NIC, from the status page: no system call. All 0 in a forked child, which has no such page.
     pub fn state(&self) -> SessionState {
         self.session().state()
     }

@@ -6,7 +6,7 @@ use crate::{
     error::{Error, Result},
     ifc::{self, Block, cqc, create_cq, opcode},
     monitor::Watched,
-    nic::{Object, QueueMemory, Uar, Umem},
+    nic::{Device, Object, QueueMemory, Uar, Umem},
     queue::{Handle, depth},
 };
 use ibgda_device::abi::{IBGDA_CQE_BYTES, ibgda_cq, ibgda_error};
@@ -32,6 +32,7 @@ pub struct CompletionQueue {
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only kept"))]
     memory: QueueMemory,
     _uar: Arc<Uar>,
+    device: Device,
     handle: Handle<ibgda_cq>,
     taken: AtomicBool,
 }
@@ -91,6 +92,7 @@ impl CompletionQueue {
             _umem: umem,
             memory,
             _uar: uar,
+            device: context.device().clone(),
             handle,
             taken: AtomicBool::new(false),
         })
@@ -120,8 +122,25 @@ impl CompletionQueue {
         (error.status != 0).then_some(error)
     }
 
-    /// Gives the queue to a work queue, which must be the first, of a QP that is used in `mode`.
-    pub(crate) fn take(&self, what: &str, work_depth: u32, mode: u32) -> Result<()> {
+    /// Gives the queue to a work queue of the same device, which must be the first, of a QP that is used in `mode`.
+    pub(crate) fn take(
+        &self,
+        device: &Device,
+        what: &str,
+        work_depth: u32,
+        mode: u32,
+    ) -> Result<()> {
+        if !self.device.is(device) {
+            return Err(Error::argument(
+                format!(
+                    "{what} with CQ {:#x} of {}",
+                    self.number(),
+                    self.device.name()
+                ),
+                "this CQ was made from another context, or before the NIC was lost",
+                "create the CQ from the context that the QP is made from",
+            ));
+        }
         if self.depth() < work_depth {
             return Err(Error::argument(
                 format!(
@@ -137,7 +156,7 @@ impl CompletionQueue {
                 crate::error::Source::Argument,
                 libc::EBUSY,
                 format!("{what} with CQ {:#x}", self.number()),
-                "this CQ serves a work queue already",
+                "this CQ serves a work queue, or has served one",
                 "create one CQ for each send queue and each receive queue",
             ));
         }

@@ -2,7 +2,7 @@
 //! The verbs device opened with DevX, and the objects made through it. Each object keeps what it depends on alive.
 
 use crate::{
-    error::{Error, Result},
+    error::{Error, Result, Source},
     event::AsyncEvent,
     ifc::{Block, answer},
     pci::Bdf,
@@ -118,6 +118,19 @@ impl Device {
     /// uverbs file, through which both would end the same objects.
     fn is_ours(&self) -> bool {
         self.process == process::id()
+    }
+
+    fn check_ours(&self, what: &str) -> Result<()> {
+        if self.is_ours() {
+            return Ok(());
+        }
+        Err(Error::new(
+            Source::Argument,
+            libc::EPERM,
+            format!("{what} on {}", self.name),
+            "it was opened by another process, whose child this is",
+            "open a context of your own after fork",
+        ))
     }
 
     /// Where asynchronous events come from.
@@ -267,6 +280,7 @@ impl Uar {
     pub(crate) const DOORBELL_OFFSET: usize = 0x800;
 
     pub(crate) fn alloc(device: &Arc<Device>) -> Result<Self> {
+        device.check_ours("allocate a UAR")?;
         let uar = sys::uverbs::alloc_uar(device.uverbs(), sys::uverbs::UarType::NonCached)
             .map_err(|error| {
                 let errno = error.raw_os_error().unwrap_or(libc::EIO);
@@ -331,6 +345,7 @@ impl Umem {
         address: *mut u8,
         bytes: usize,
     ) -> Result<Self> {
+        device.check_ours("register a UMEM")?;
         let access = sys::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
         // SAFETY: by this function's contract.
         let umem = unsafe {
@@ -381,6 +396,7 @@ impl Object {
         what: &str,
         input: &Block<N>,
     ) -> Result<Self> {
+        device.check_ours(what)?;
         let mut output = Block::<16>::new();
         // SAFETY: both buffers have the lengths given; libmlx5 reads the one and writes the other.
         let object = unsafe {
@@ -403,6 +419,7 @@ impl Object {
 
     /// Changes the object's state.
     pub(crate) fn modify<const N: usize>(&self, what: &str, input: &Block<N>) -> Result<()> {
+        self.device.check_ours(what)?;
         let mut output = Block::<16>::new();
         // SAFETY: as in `create`; the object exists.
         let answer = unsafe {
@@ -464,6 +481,7 @@ impl Registration {
         bytes: usize,
         access: sys::ibv_access_flags,
     ) -> Result<Self> {
+        device.check_ours("register memory")?;
         let pointer = ptr::with_exposed_provenance_mut(address as usize);
         // SAFETY: by this function's contract.
         let mr = unsafe { sys::ibv_reg_mr(device.pd.as_ptr(), pointer, bytes, access.0 as i32) };
@@ -488,6 +506,7 @@ impl Registration {
         bytes: usize,
         access: sys::ibv_access_flags,
     ) -> Result<Self> {
+        device.check_ours("register GPU memory")?;
         let (file, access) = (std::os::fd::AsRawFd::as_raw_fd(&dmabuf), access.0 as i32);
         // SAFETY: the PD and the descriptor are good; the kernel keeps the dma-buf as long as the region lives.
         let mr =

@@ -93,6 +93,17 @@ impl Device {
         }
     }
 
+    /// Whether it is the same device, opened by the same context and since the same loss.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Verbs(one), Self::Verbs(other)) => Arc::ptr_eq(one, other),
+            #[cfg(feature = "loopback")]
+            (Self::Loopback(one), Self::Loopback(other)) => Arc::ptr_eq(one, other),
+            #[cfg(feature = "loopback")]
+            _ => false,
+        }
+    }
+
     pub(crate) fn name(&self) -> &str {
         either!(self, device => device.name())
     }

@@ -29,7 +29,7 @@ use std::sync::{Mutex, PoisonError};
 use std::{
     collections::hash_map::RandomState,
     hash::{BuildHasher, Hasher},
-    ptr,
+    process, ptr,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -148,6 +148,7 @@ pub struct QueuePair {
     connected: AtomicBool,
     /// The most that `told` of its counters was.
     told: AtomicU64,
+    process: u32,
 }
 
 /// `ibgda_qp::ready` of a ring that nobody has posted to: `IBGDA_READY_WORDS` words, of which the first may be told of.
@@ -200,9 +201,10 @@ impl QueuePair {
             ));
         }
         let mode = options.mode(context.carrier().is_some());
-        send_cq.take("send queue", options.send_depth, mode)?;
+        let device = context.device();
+        send_cq.take(device, "send queue", options.send_depth, mode)?;
         let taken = recv_cq.map_or(Ok(()), |cq| {
-            cq.take("receive queue", options.recv_depth, mode)
+            cq.take(device, "receive queue", options.recv_depth, mode)
         });
         let created = taken.and_then(|()| {
             Self::build(context, options, send_cq, recv_cq).inspect_err(|_| {
@@ -336,6 +338,7 @@ impl QueuePair {
             address,
             connected: AtomicBool::new(false),
             told: AtomicU64::new(0),
+            process: process::id(),
         };
         pair.reset_to_init()?;
         Ok(pair)
@@ -445,6 +448,11 @@ impl QueuePair {
         self.address
     }
 
+    /// Whether this is the process that made it, and not a child of it.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.process == process::id()
+    }
+
     /// Firmware's index of the doorbell's UAR page, and the page's offset in the NIC's BAR 0 as the broker found it.
     pub fn doorbell_page(&self) -> (u32, u64) {
         (
@@ -453,8 +461,11 @@ impl QueuePair {
         )
     }
 
-    /// What it has done so far; no system call.
+    /// What it has done so far; no system call. All 0 in a forked child, in which its queues are not mapped.
     pub fn counters(&self) -> QpCounters {
+        if !self.is_ours() {
+            return QpCounters::default();
+        }
         // SAFETY: the handle and all that it names live as long as `self`.
         let mut counters = unsafe { counters::read(self.handle.as_ptr(), self.options.shared) };
         // While tellers of a shared QP relieve each other, only what was told for certain is known.

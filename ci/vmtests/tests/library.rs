@@ -6,8 +6,8 @@ mod support;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use ibgda::{
-    Access, Bdf, Context, MemoryRegion, OpenOptions, QpAddress, QueuePair, QueuePairOptions,
-    Rounding, Source, Status,
+    Access, Bdf, Context, MemoryRegion, OpenOptions, QpAddress, QpCounters, QueuePair,
+    QueuePairOptions, Rounding, Source, Status,
     abi::{IBGDA_CQE_REQ_ERR, IBGDA_NO_DOORBELL, IBGDA_UNSIGNALED, ibgda_qp, ibgda_region},
     capi,
 };
@@ -731,6 +731,25 @@ fn a_bad_address_is_refused_and_a_second_connect_too() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn a_cq_of_another_context_is_refused_and_stays_its_own_context_s() -> Result<()> {
+    let machine = Machine::take();
+    let options = QueuePairOptions::default();
+    let (near, far) = (open(&machine, 0)?, open(&machine, 1)?);
+    let again = open(&machine, 1)?;
+    let cq = far.create_cq(options.send_depth)?;
+    for context in [&near, &again] {
+        let error = context.create_qp(&options, &cq, None).err();
+        let error = error.context("a QP on another context's CQ")?;
+        ensure!(
+            error.errno() == libc::EINVAL && error.to_string().contains("another context"),
+            "{error}"
+        );
+    }
+    far.create_qp(&options, &cq, None)?;
+    Ok(())
+}
+
 /// A child's copies are its own to drop, and what they stand for is not.
 #[test]
 fn a_forked_child_that_drops_everything_takes_nothing_from_its_parent() -> Result<()> {
@@ -740,8 +759,14 @@ fn a_forked_child_that_drops_everything_takes_nothing_from_its_parent() -> Resul
     let before = objects()?;
     let end = in_child(|| {
         // SAFETY: a copy for this process alone, which ends without dropping the other.
-        drop(unsafe { ptr::read(&link) });
-        0
+        let copy = unsafe { ptr::read(&link) };
+        let refused = |errno: Option<i32>| errno == Some(libc::EPERM);
+        let stopped = refused(copy.qp.stop().err().map(|error| error.errno()));
+        let memory = copy.near.alloc(4096, Access::all());
+        let allocated = refused(memory.err().map(|error| error.errno()));
+        let nothing = copy.near.state().state == 0 && copy.qp.counters() == QpCounters::default();
+        drop(copy);
+        i32::from(!stopped) | (i32::from(!allocated) << 1) | (i32::from(!nothing) << 2)
     });
     ensure!(end == End::Exit(0), "the child ended by {end:?}");
     ensure!(objects()? == before, "objects of the parent are gone");

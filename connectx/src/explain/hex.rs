@@ -1,10 +1,44 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Reads hex dumps as tools print them: the kernel's log, `hexdump -C`, `xxd`, `od -t x1`, words of rdma-core's messages.
 
+/// More than any structure has.
+const MOST: usize = 64 << 10;
+/// Bytes of a line of `hexdump -C`.
+const LINE: usize = 16;
+/// What stands above a dump in the kernel's log (`dump_cqe`), and in rdma-core's messages.
+const HEADINGS: [&str; 2] = ["dump error cqe", "got completion with error"];
+
 /// The bytes of a dump. Words of several bytes are taken as they are written, first digit first.
 pub fn parse(text: &str) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
+    // `hexdump -C` has its text between bars, leaves equal lines out for a star, and ends with an offset alone.
+    let (mut hexdump, mut star) = (false, false);
     for (number, line) in text.lines().enumerate() {
+        if HEADINGS.iter().any(|heading| line.contains(heading)) {
+            continue;
+        }
+        hexdump |= line.contains('|');
+        if hexdump && line.trim() == "*" && bytes.len() >= LINE {
+            star = true;
+            continue;
+        }
+        if star {
+            let offset = line.split_whitespace().next().unwrap_or_default();
+            let end = usize::from_str_radix(offset, 16).unwrap_or(0).min(MOST + 1);
+            let repeated = bytes[bytes.len() - LINE..].to_vec();
+            while bytes.len() < end {
+                bytes.extend_from_slice(&repeated);
+            }
+            star = false;
+        }
+        if bytes.len() > MOST {
+            return Err(format!(
+                "more than {MOST} bytes: that is no dump of a structure"
+            ));
+        }
+        if hexdump && !line.contains('|') && is_offset(line.trim()) {
+            continue;
+        }
         for word in content(line).split_whitespace() {
             let digits = word.strip_prefix("0x").unwrap_or(word);
             let pairs = digits.as_bytes().chunks(2);
@@ -61,6 +95,20 @@ mod tests {
     use super::parse;
 
     #[test]
+    fn lines_that_hexdump_leaves_out_are_there() {
+        let zeros = "00 ".repeat(16);
+        let text = format!("00000000  {zeros} |................|\n*\n00000040\n");
+        assert_eq!(parse(&text), Ok(vec![0; 64]));
+        let text = format!("00000000  {zeros} |................|\n*\n00000030  01 |.|\n00000031\n");
+        let mut want = vec![0; 48];
+        want.push(1);
+        assert_eq!(parse(&text), Ok(want));
+        let endless = format!("00000000  {zeros} |................|\n*\nffffffffffff\n");
+        assert!(parse(&endless).unwrap_err().contains("no dump"));
+        assert!(parse("*\n").is_err());
+    }
+
+    #[test]
     fn dumps_of_common_tools() {
         let want = b"\x00\x11\xfe\xff";
         for text in [
@@ -74,6 +122,9 @@ mod tests {
             "00000000: 0011 feff                                ....",
             "00000000  00 11 fe ff                                       |....|\n",
             "0011fe\nff\n",
+            "infiniband mlx5_0: dump_cqe:272:(pid 0): dump error cqe\n00000000: 00 11 fe ff",
+            "mlx5: host: got completion with error:\n0011feff",
+            "00000000  00 11 fe ff                                       |....|\n00000004\n",
         ] {
             assert_eq!(parse(text).as_deref(), Ok(&want[..]), "{text}");
         }

@@ -251,7 +251,11 @@ pub unsafe extern "C" fn ibgda_get_qp_counters(
         // SAFETY: by this function's contract.
         let size = unsafe { size_of_given(CALL, "counters", counters) }?;
         // SAFETY: as above.
-        let now = unsafe { borrow(CALL, "qp", qp) }?.0.counters();
+        let qp = unsafe { borrow(CALL, "qp", qp) }?;
+        if !qp.0.is_ours() {
+            return Err(super::of_the_parent(CALL));
+        }
+        let now = qp.0.counters();
         let known = ibgda_qp_counters {
             size: size as u32,
             reserved: 0,
