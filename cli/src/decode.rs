@@ -5,7 +5,7 @@ use crate::output::print;
 use anyhow::{Context as _, Result, anyhow, bail};
 use clap::ValueEnum;
 use connectx::{
-    explain::{self, Explanation},
+    explain::{self, Explanation, ServiceName},
     objects::qp::Service,
 };
 use ibgda_device::Status;
@@ -40,27 +40,6 @@ enum Structure {
     Wqe,
     /// Completion queue entry.
     Cqe,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum ServiceName {
-    Rc,
-    Uc,
-    Ud,
-    Xrc,
-    Umr,
-}
-
-impl From<ServiceName> for Service {
-    fn from(name: ServiceName) -> Self {
-        match name {
-            ServiceName::Rc => Self::Rc,
-            ServiceName::Uc => Self::Uc,
-            ServiceName::Ud => Self::Ud,
-            ServiceName::Xrc => Self::Xrc,
-            ServiceName::Umr => Self::RegUmr,
-        }
-    }
 }
 
 /// What an error CQE tells, in the device header's words.

@@ -15,6 +15,29 @@ use serde::Serialize;
 use crate::ifc::{Field, context, event, wqe as layout};
 use crate::objects::qp::Service;
 
+/// Service of the queue pair that a WQE belongs to, as command lines name it.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+#[allow(missing_docs)] // The names are the words themselves.
+pub enum ServiceName {
+    Rc,
+    Uc,
+    Ud,
+    Xrc,
+    Umr,
+}
+
+impl From<ServiceName> for Service {
+    fn from(name: ServiceName) -> Self {
+        match name {
+            ServiceName::Rc => Self::Rc,
+            ServiceName::Uc => Self::Uc,
+            ServiceName::Ud => Self::Ud,
+            ServiceName::Xrc => Self::Xrc,
+            ServiceName::Umr => Self::RegUmr,
+        }
+    }
+}
+
 /// A structure that can be explained.
 struct Kind {
     name: &'static str,

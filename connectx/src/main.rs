@@ -20,7 +20,7 @@ use tracing_subscriber::EnvFilter;
 use connectx::bus::Bus;
 use connectx::cmd::caps::Capabilities;
 use connectx::ctl::{self, Model};
-use connectx::explain;
+use connectx::explain::{self, ServiceName};
 use connectx::gpu::Gpu;
 use connectx::hca::{Hca, HcaConfig};
 use connectx::log::{LogFile, Referee};
@@ -104,27 +104,6 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum ServiceName {
-    Rc,
-    Uc,
-    Ud,
-    Xrc,
-    Umr,
-}
-
-impl From<ServiceName> for Service {
-    fn from(name: ServiceName) -> Self {
-        match name {
-            ServiceName::Rc => Self::Rc,
-            ServiceName::Uc => Self::Uc,
-            ServiceName::Ud => Self::Ud,
-            ServiceName::Xrc => Self::Xrc,
-            ServiceName::Umr => Self::RegUmr,
-        }
-    }
 }
 
 #[derive(Clone, Copy, ValueEnum)]

@@ -4,6 +4,7 @@
 use crate::{
     error::{Error, Result, Source},
     pci::Bdf,
+    worker::Home,
 };
 use ibgda_uapi::{
     IBGDA_ABI_VERSION, IBGDA_IOC_BIND, IBGDA_IOC_DOORBELL_IMPORT, IBGDA_IOC_EVENTFD,
@@ -20,7 +21,6 @@ use std::{
     io,
     mem::size_of,
     os::fd::{AsRawFd, BorrowedFd},
-    process,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -251,7 +251,7 @@ pub(crate) fn reason_text(reason: u32) -> &'static str {
 pub(crate) struct Session {
     file: File,
     status: MmapRaw,
-    process: u32,
+    home: Home,
 }
 
 impl Session {
@@ -305,15 +305,8 @@ impl Session {
             .map_raw_read_only(&file)
             .map_err(|error| broker_error("mmap", "status page", &error))?;
 
-        let process = process::id();
-        Ok((
-            Arc::new(Self {
-                file,
-                status,
-                process,
-            }),
-            pair(gpu, nic, &bind),
-        ))
+        let home = Home::here();
+        Ok((Arc::new(Self { file, status, home }), pair(gpu, nic, &bind)))
     }
 
     /// Joins the NIC again after it was lost and came back.
@@ -332,7 +325,7 @@ impl Session {
 
     /// 0 in a forked child, in which the page is not mapped.
     fn status_word(&self, index: u32) -> u64 {
-        if self.process != process::id() {
+        if !self.home.is_here() {
             return 0;
         }
         // SAFETY: the page is mapped as long as `self` lives, its 64-bit words are aligned, and the kernel, which alone

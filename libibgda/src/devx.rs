@@ -6,13 +6,13 @@ use crate::{
     event::AsyncEvent,
     ifc::{Block, answer},
     pci::Bdf,
+    worker::Home,
 };
 use ibgda_verbs_sys as sys;
 use std::{
     ffi::CStr,
     fs, io, mem,
     os::fd::{AsRawFd, BorrowedFd, OwnedFd},
-    process,
     ptr::{self, NonNull},
     sync::Arc,
 };
@@ -25,7 +25,7 @@ pub(crate) struct Device {
     pdn: u32,
     name: String,
     /// The process that opened it.
-    process: u32,
+    home: Home,
 }
 
 // SAFETY: libibverbs and libmlx5 allow calls on a context, and on what was made from it, from any thread.
@@ -82,7 +82,7 @@ impl Device {
             pd,
             pdn: 0,
             name: name.to_owned(),
-            process: process::id(),
+            home: Home::here(),
         };
         device.unblock_async_file()?;
 
@@ -117,7 +117,7 @@ impl Device {
     /// Whether this is the process that opened it. What a forked child drops is still its parent's: they share the
     /// uverbs file, through which both would end the same objects.
     fn is_ours(&self) -> bool {
-        self.process == process::id()
+        self.home.is_here()
     }
 
     fn check_ours(&self, what: &str) -> Result<()> {

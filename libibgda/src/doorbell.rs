@@ -11,10 +11,11 @@ use crate::{
     devx::{self, Uar},
     error::Result,
     nic::{Device, Session},
+    worker::lock,
 };
 use std::{
     os::fd::AsFd,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 /// UARs tried before giving up when pages turn out to be held by others.
@@ -95,11 +96,7 @@ impl DoorbellPool {
 
     /// A page for one QP.
     pub(crate) fn take(self: &Arc<Self>) -> Result<PooledPage> {
-        let free = self
-            .free
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .pop();
+        let free = lock(&self.free).pop();
         let page = free.map_or_else(|| self.new_page(), Ok)?;
         Ok(PooledPage {
             pool: Arc::clone(self),
@@ -151,10 +148,6 @@ impl PooledPage {
 
 impl Drop for PooledPage {
     fn drop(&mut self) {
-        self.pool
-            .free
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .extend(self.page.take());
+        lock(&self.pool.free).extend(self.page.take());
     }
 }

@@ -13,7 +13,7 @@ use ibgda_verbs_sys::ibv_access_flags;
 use memmap2::{MmapOptions, MmapRaw};
 use std::ptr;
 #[cfg(feature = "cuda")]
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 /// Registrations begin and end on these: a smaller granule would give the NIC bytes that are not meant.
 pub const PAGE_BYTES: u64 = 4096;
@@ -258,7 +258,7 @@ impl MemoryRegion {
                 "register it with cuMemHostRegister, as its owner",
             )
         })?;
-        let mut slot = self.gpu.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slot = crate::worker::lock(&self.gpu);
         match &*slot {
             Some(there) if there.gpu() == gpu => Ok(there.device_pointer()),
             Some(_) => Err(cuda::used_by_another(what())),

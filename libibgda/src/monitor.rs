@@ -10,7 +10,7 @@ use crate::{
     devx::Device,
     error::{Error, Result, Source},
     event::AsyncEvent,
-    worker::{Worker, lock},
+    worker::{Home, Worker, lock},
 };
 use ibgda_device::abi::{ibgda_cq, ibgda_error, ibgda_status};
 use nix::{
@@ -23,7 +23,7 @@ use std::{
     fmt,
     os::fd::AsFd,
     panic::{AssertUnwindSafe, catch_unwind},
-    process, ptr,
+    ptr,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
@@ -102,8 +102,8 @@ fn eventfd() -> Result<EventFd> {
 /// What a context can hear of, and the thread that listens while there is a callback.
 #[derive(Default)]
 pub(crate) struct Monitor {
-    /// The process whose context's it is: a forked child's copy may be locked for ever.
-    process: u32,
+    /// Whose context's it is: a forked child's copy may be locked for ever.
+    home: Home,
     running: Mutex<Option<Running>>,
     told: Mutex<Option<Arc<EventFd>>>,
     device: Mutex<Option<Arc<Device>>>,
@@ -122,10 +122,7 @@ impl fmt::Debug for Monitor {
 
 impl Monitor {
     pub(crate) fn new() -> Arc<Self> {
-        Arc::new(Self {
-            process: process::id(),
-            ..Default::default()
-        })
+        Arc::default()
     }
 
     /// Listens to this verbs device from now on.
@@ -237,7 +234,7 @@ unsafe impl Sync for Watched {}
 
 impl Drop for Watched {
     fn drop(&mut self) {
-        if self.monitor.process == process::id() {
+        if self.monitor.home.is_here() {
             lock(&self.monitor.queues).retain(|queue| !ptr::eq(queue.handle, self.handle));
         }
     }

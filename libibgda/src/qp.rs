@@ -17,6 +17,7 @@ use crate::{
     memory::Access,
     nic::{Object, QueueMemory, Umem},
     queue::{Handle, depth},
+    worker::Home,
 };
 #[cfg(feature = "cuda")]
 use ibgda_device::abi::ibgda_error;
@@ -25,11 +26,11 @@ use ibgda_device::abi::{
     IBGDA_WQEBB_BYTES, ibgda_qp,
 };
 #[cfg(feature = "cuda")]
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::{
     collections::hash_map::RandomState,
     hash::{BuildHasher, Hasher},
-    process, ptr,
+    ptr,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -148,7 +149,7 @@ pub struct QueuePair {
     connected: AtomicBool,
     /// The most that `told` of its counters was.
     told: AtomicU64,
-    process: u32,
+    home: Home,
 }
 
 /// `ibgda_qp::ready` of a ring that nobody has posted to: `IBGDA_READY_WORDS` words, of which the first may be told of.
@@ -338,7 +339,7 @@ impl QueuePair {
             address,
             connected: AtomicBool::new(false),
             told: AtomicU64::new(0),
-            process: process::id(),
+            home: Home::here(),
         };
         pair.reset_to_init()?;
         Ok(pair)
@@ -450,7 +451,7 @@ impl QueuePair {
 
     /// Whether this is the process that made it, and not a child of it.
     pub(crate) fn is_ours(&self) -> bool {
-        self.process == process::id()
+        self.home.is_here()
     }
 
     /// Firmware's index of the doorbell's UAR page, and the page's offset in the NIC's BAR 0 as the broker found it.
@@ -491,7 +492,7 @@ impl QueuePair {
     /// doorbell: the text says what opens its gate.
     #[cfg(feature = "cuda")]
     pub fn device_handle_on(&self, gpu: &Gpu) -> Result<u64> {
-        let mut slot = self.gpu.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slot = crate::worker::lock(&self.gpu);
         match &*slot {
             Some(there) if there.gpu() == gpu => return Ok(there.qp()),
             Some(_) => return Err(cuda::used_by_another(format!("QP {:#x}", self.number()))),
@@ -545,7 +546,7 @@ impl QueuePair {
     /// CUDA's.
     #[cfg(feature = "cuda")]
     pub fn error_on_gpu(&self) -> Result<Option<ibgda_error>> {
-        let slot = self.gpu.lock().unwrap_or_else(PoisonError::into_inner);
+        let slot = crate::worker::lock(&self.gpu);
         let Some(there) = &*slot else { return Ok(None) };
         match there.error(false)? {
             Some(error) => Ok(Some(error)),

@@ -14,12 +14,34 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The process that made something: a forked child has a copy of the value, and nothing of what it stands for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Home(u32);
+
+impl Default for Home {
+    fn default() -> Self {
+        Self::here()
+    }
+}
+
+impl Home {
+    /// This process.
+    pub(crate) fn here() -> Self {
+        Self(process::id())
+    }
+
+    /// Whether this is that process.
+    pub(crate) fn is_here(self) -> bool {
+        self.0 == process::id()
+    }
+}
+
 /// A thread of the library's.
 #[derive(Debug)]
 pub(crate) struct Worker {
     thread: JoinHandle<()>,
-    /// The process it runs in: a forked child has a copy of this value, and no such thread.
-    process: u32,
+    /// Where it runs.
+    home: Home,
 }
 
 impl Worker {
@@ -46,13 +68,13 @@ impl Worker {
             started.map_err(|error| failed(error.raw_os_error().unwrap_or(libc::EAGAIN)))?;
         Ok(Self {
             thread,
-            process: process::id(),
+            home: Home::here(),
         })
     }
 
     /// Whether this is the process in which it runs.
     pub(crate) fn is_here(&self) -> bool {
-        self.process == process::id()
+        self.home.is_here()
     }
 
     /// Ends a `park` of the thread, the present or the next one.

@@ -2,14 +2,17 @@
 //! Host memory that a GPU reaches.
 
 use super::{Gpu, doorbell, error::Explain};
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    worker::lock,
+};
 use cudarc::driver::sys::{
     self, CU_MEMHOSTREGISTER_DEVICEMAP, CU_MEMHOSTREGISTER_IOMEMORY, CU_MEMHOSTREGISTER_PORTABLE,
     CU_MEMHOSTREGISTER_READ_ONLY, CUdeviceptr,
 };
 use std::{
     collections::BTreeMap,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard},
 };
 
 /// What is registered.
@@ -46,7 +49,7 @@ struct Entry {
 }
 
 fn registered() -> MutexGuard<'static, BTreeMap<usize, Entry>> {
-    REGISTERED.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&REGISTERED)
 }
 
 /// Host memory registered with CUDA. The last that drops it for a range ends the registration; no kernel may use it then.

@@ -6,7 +6,7 @@ use crate::{error::Result, memory::Access};
 use connectx::inproc;
 use std::{
     ops::Range,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Mutex, MutexGuard, Weak},
 };
 
 /// What of it the model reaches.
@@ -15,7 +15,7 @@ pub(super) struct Pieces(Mutex<Vec<Weak<Piece>>>);
 
 impl Pieces {
     fn lock(&self) -> MutexGuard<'_, Vec<Weak<Piece>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        crate::worker::lock(&self.0)
     }
 }
 

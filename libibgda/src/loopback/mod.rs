@@ -55,7 +55,7 @@ impl fmt::Debug for Model {
 /// The one fabric of the process.
 fn model() -> Result<Arc<Model>> {
     static MODEL: Mutex<Weak<Model>> = Mutex::new(Weak::new());
-    let mut last = MODEL.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut last = crate::worker::lock(&MODEL);
     if let Some(model) = last.upgrade() {
         return Ok(model);
     }
