@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The programs of `examples/`, as a reader runs them, and what they say when one thing is wrong.
+//!
+//! vm: --nics 2 --gpus 1
+
+#[path = "examples/program.rs"]
+mod program;
+#[path = "examples/python.rs"]
+mod python;
