@@ -39,6 +39,7 @@ mod devx;
 mod doorbell;
 mod error;
 mod event;
+mod idle;
 mod ifc;
 #[cfg(feature = "loopback")]
 pub mod loopback;
