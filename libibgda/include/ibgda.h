@@ -40,6 +40,11 @@
 #define IBGDA_ADDRESS_BYTES 64
 
 /**
+ * The queue can be waited for without polling: ibgda_cq_wait_event, ibgda_wait_for_cq_event.
+ */
+#define IBGDA_CQ_EVENTS 1
+
+/**
  * The best route that works.
  */
 #define IBGDA_ROUTE_AUTO 0
@@ -99,6 +104,37 @@
  * A QP failed: number is the CQN; error has the rest.
  */
 #define IBGDA_ASYNC_QUEUE_ERROR 8
+
+/**
+ * The NIC says that a QP failed, since it cannot read its queue or write its CQ: number is the QPN. This and the next
+ * five are of QPs and CQs that are made while there is a callback.
+ */
+#define IBGDA_ASYNC_QP_CATASTROPHIC 9
+
+/**
+ * The NIC says that a QP failed at a request of its peer that it cannot answer: number is the QPN.
+ */
+#define IBGDA_ASYNC_QP_REQUEST_ERROR 10
+
+/**
+ * The NIC says that a QP failed at a request of its peer for memory that it may not use: number is the QPN.
+ */
+#define IBGDA_ASYNC_QP_ACCESS_ERROR 11
+
+/**
+ * A QP uses its alternate path: number is the QPN.
+ */
+#define IBGDA_ASYNC_PATH_MIGRATED 12
+
+/**
+ * A QP could not use its alternate path: number is the QPN.
+ */
+#define IBGDA_ASYNC_PATH_MIGRATION_FAILED 13
+
+/**
+ * The NIC says that a CQ takes no more completions: number is the CQN.
+ */
+#define IBGDA_ASYNC_CQ_ERROR 14
 
 /**
  * A NIC and a GPU that may drive it.
@@ -204,6 +240,28 @@ struct ibgda_qp_attr {
    * How kernels use it: 0, or IBGDA_SHARED of <ibgda/types.h>.
    */
   uint32_t mode;
+  /**
+   * 0.
+   */
+  uint32_t reserved;
+};
+
+/**
+ * What a completion queue is to be like.
+ */
+struct ibgda_cq_attr {
+  /**
+   * sizeof(struct ibgda_cq_attr)
+   */
+  uint32_t size;
+  /**
+   * Entries, a power of two up to 32768; 0 means 128.
+   */
+  uint32_t entries;
+  /**
+   * IBGDA_CQ_*
+   */
+  uint32_t flags;
   /**
    * 0.
    */
@@ -404,7 +462,7 @@ int ibgda_create_cq(struct ibgda_context *context,
                     struct ibgda_host_cq **cq);
 
 /**
- * Destroys a completion queue, or lets its QP be the last to hold it.
+ * Destroys a completion queue, or lets its QP be the last to hold it. A thread in ibgda_cq_wait_event gets ECANCELED.
  *
  * # Safety
  * The queue is null or of this library, and not used again.
@@ -478,6 +536,29 @@ int ibgda_qp_device_handle(const struct ibgda_host_qp *qp,
                            struct ibgda_qp **handle);
 
 /**
+ * Creates a completion queue that is as `attr` says. It serves one work queue. Errors as ibgda_create_cq; with
+ * IBGDA_CQ_EVENTS also those of IBGDA_IOC_DOORBELL_IMPORT, and EAGAIN: no thread.
+ *
+ * # Safety
+ * The arguments are null or valid.
+ */
+int ibgda_create_cq_with(struct ibgda_context *context,
+                         const struct ibgda_cq_attr *attr,
+                         struct ibgda_host_cq **cq);
+
+/**
+ * Sleeps until there may be something to poll for in a queue made with IBGDA_CQ_EVENTS, at most until `deadline_ns` of
+ * ibgda_clock_ns, and with 0 looks once. Arms the queue for completions behind those that its poller, a kernel or a
+ * thread, has taken. ETIMEDOUT: nothing came; ENOLINK: the NIC was lost; ECANCELED: the queue is being destroyed;
+ * EOPNOTSUPP: it was made without events.
+ *
+ * # Safety
+ * The queue is null or valid. It may be destroyed while the call waits, but not before it has begun to.
+ */
+int ibgda_cq_wait_event(const struct ibgda_host_cq *cq,
+                        uint64_t deadline_ns);
+
+/**
  * The route in use, IBGDA_ROUTE_*; never IBGDA_ROUTE_AUTO.
  *
  * # Safety
@@ -499,7 +580,8 @@ int ibgda_route_report(const struct ibgda_context *context,
 /**
  * Has `callback` called with `user` for what happens without being asked for: loss and return of the NIC, changes of
  * the port's state and other asynchronous events of the verbs device, the first error of each CQ once a kernel has
- * found it; within 10 ms. NULL ends it. What the broker has told before and nobody has heard comes first.
+ * found it, and what the NIC says of QPs and CQs that are made while there is a callback; within 10 ms. NULL ends it.
+ * What the broker has told before and nobody has heard comes first.
  *
  * The callback may call everything of this library, set another callback, and close the context, after which it is not
  * called again. It may not wait for a thread that closes the context or sets a callback: these wait until a call under

@@ -8,8 +8,10 @@
 //! Structures begin with their size, which the caller sets, so that later versions may have more members: one that ends
 //! before a member has 0 there, and one that is longer than the library knows must be 0 behind (E2BIG).
 
+mod events;
 mod routes;
 
+pub use events::*;
 pub use routes::*;
 
 use crate::{
@@ -470,13 +472,17 @@ pub unsafe extern "C" fn ibgda_create_cq(
     finish(unsafe { put(CALL, "cq", cq, create) })
 }
 
-/// Destroys a completion queue, or lets its QP be the last to hold it.
+/// Destroys a completion queue, or lets its QP be the last to hold it. A thread in ibgda_cq_wait_event gets ECANCELED.
 ///
 /// # Safety
 /// The queue is null or of this library, and not used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibgda_destroy_cq(cq: *mut ibgda_host_cq) -> c_int {
     // SAFETY: by this function's contract.
+    if let Some(cq) = unsafe { cq.as_ref() } {
+        cq.0.cancel_waits();
+    }
+    // SAFETY: as above.
     unsafe { destroy("ibgda_destroy_cq", "cq", cq) }
 }
 

@@ -8,20 +8,22 @@ use crate::loopback;
 use crate::{
     broker::{self, Pair, SessionState},
     carrier::Carrier,
-    cq::CompletionQueue,
+    cq::{CompletionQueue, CompletionQueueOptions},
     devx,
     doorbell::DoorbellPool,
     error::{Error, Result, Source},
     event::AsyncEvent,
+    hub::Hub,
     memory::{Access, MemoryRegion, Rounding},
     monitor::Monitor,
     nic::{Device, Session, Uar},
     pci::Bdf,
     qp::{QueuePair, QueuePairOptions},
     route::{self, Route, RouteReport},
+    worker::lock,
 };
 use std::{
-    sync::Arc,
+    sync::{Arc, Mutex},
     thread,
     time::{Duration, Instant},
 };
@@ -73,6 +75,8 @@ struct Joined {
     route: RouteReport,
     // Of the cpu-doorbell route.
     carrier: Option<Arc<Carrier>>,
+    // There is one when a queue has wanted it.
+    hub: Mutex<Option<Arc<Hub>>>,
 }
 
 impl Joined {
@@ -109,6 +113,7 @@ impl Joined {
             port,
             route,
             carrier,
+            hub: Mutex::default(),
         })
     }
 
@@ -236,8 +241,8 @@ impl Context {
     }
 
     /// Has `callback` called for what happens without being asked for: loss and return of the NIC, changes of the
-    /// port's state and other asynchronous events of the verbs device, and the first error of each CQ once a kernel has
-    /// found it. Within 10 ms, if the machine lets the thread run. What the broker has told before and nobody has heard
+    /// port's state and other asynchronous events of the verbs device, the first error of each CQ once a kernel has
+    /// found it, and what the NIC says of QPs and CQs that are made while there is a callback. Within 10 ms, if the machine lets the thread run. What the broker has told before and nobody has heard
     /// comes first.
     ///
     /// It is called on a thread of the context's, one call at a time, with no lock held. It may call everything of this
@@ -317,7 +322,19 @@ impl Context {
     /// # Errors
     /// `EINVAL`; the broker's of `IBGDA_IOC_QUEUE_ALLOC`; firmware's.
     pub fn create_cq(&self, entries: u32) -> Result<Arc<CompletionQueue>> {
-        CompletionQueue::create(self, entries).map(Arc::new)
+        self.create_cq_with(&CompletionQueueOptions {
+            depth: entries,
+            ..Default::default()
+        })
+    }
+
+    /// Creates a completion queue.
+    ///
+    /// # Errors
+    /// As [`Context::create_cq`]; with events also the broker's of `IBGDA_IOC_DOORBELL_IMPORT`, `EAGAIN`: no thread, and
+    /// the kernel's of a DevX event channel.
+    pub fn create_cq_with(&self, options: &CompletionQueueOptions) -> Result<Arc<CompletionQueue>> {
+        CompletionQueue::create(self, options).map(Arc::new)
     }
 
     /// Creates a queue pair with a doorbell page of its own, granted by the broker.
@@ -369,6 +386,17 @@ impl Context {
 
     pub(crate) fn monitor(&self) -> &Arc<Monitor> {
         &self.monitor
+    }
+
+    /// Who takes the events of its queues.
+    pub(crate) fn hub(&self) -> Result<Arc<Hub>> {
+        let mut hub = lock(&self.joined.hub);
+        if let Some(hub) = &*hub {
+            return Ok(Arc::clone(hub));
+        }
+        let new = Hub::of(self.device())?;
+        *hub = Some(Arc::clone(&new));
+        Ok(new)
     }
 
     pub(crate) fn generation(&self) -> u32 {

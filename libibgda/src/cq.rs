@@ -2,32 +2,75 @@
 //! Completion queues.
 
 use crate::{
+    carrier::Carried,
     context::Context,
-    error::{Error, Result},
+    doorbell::PooledPage,
+    error::{Error, Result, Source},
+    hub::{Arrivals, Subscription},
     ifc::{self, Block, cqc, create_cq, opcode},
     monitor::Watched,
     nic::{Device, Object, QueueMemory, Uar, Umem},
     queue::{Handle, depth},
+    worker::Home,
 };
-use ibgda_device::abi::{IBGDA_CQE_BYTES, ibgda_cq, ibgda_error};
+use ibgda_device::abi::{IBGDA_CQE_BYTES, IBGDA_CQE_INVALID, ibgda_cq, ibgda_error};
 use std::{
     ptr,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence},
     },
+    time::{Duration, Instant},
 };
 
 /// Ownership byte of a completion that nobody has written: kind 15, invalid.
 const CQE_NEVER_WRITTEN: u8 = 0xf0;
+/// Lines of 64 bytes behind the ring: the doorbell record, the counter of events, a doorbell that a thread carries.
+const LINE: usize = 64;
+/// Consumer indices of doorbell records have 24 bits.
+const INDEX: u32 = 0xff_ffff;
+/// Between two looks of a sleeping wait at the NIC's state and at the queue itself.
+const LOOK: Duration = Duration::from_millis(10);
+/// `IBGDA_STATE_READY` of the status page.
+const READY: u64 = 1;
+
+/// What a completion queue is to be like.
+#[derive(Clone, Debug)]
+pub struct CompletionQueueOptions {
+    /// Completions it holds, a power of two, 1 to 32768.
+    pub depth: u32,
+    /// It can be waited for without polling, by [`CompletionQueue::wait_for_event`] and by kernels'
+    /// `ibgda_wait_for_cq_event`. Costs a doorbell page, and the context a thread.
+    pub events: bool,
+}
+
+impl Default for CompletionQueueOptions {
+    fn default() -> Self {
+        Self {
+            depth: 128,
+            events: false,
+        }
+    }
+}
+
+/// What a queue with events has.
+#[derive(Debug)]
+struct Armed {
+    // Dropped in this order: what rings, then the page; the queue's memory lives longer.
+    carried: Option<Carried>,
+    page: PooledPage,
+    arrivals: Arc<Arrivals>,
+}
 
 /// A ring of completions in broker memory. It serves one work queue.
 #[derive(Debug)]
 pub struct CompletionQueue {
-    // Dropped in this order: what looks at the handle, the object, then the memory it lies in, then what that was made
-    // from.
+    // Dropped in this order: what looks at the handle or writes to the memory, the object, then what it is armed by, the
+    // memory it lies in, and what that was made from.
     _watched: Watched,
+    _subscription: Option<Subscription>,
     object: Object,
+    armed: Option<Armed>,
     _umem: Umem,
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only kept"))]
     memory: QueueMemory,
@@ -35,14 +78,20 @@ pub struct CompletionQueue {
     device: Device,
     handle: Handle<ibgda_cq>,
     taken: AtomicBool,
+    home: Home,
 }
 
 impl CompletionQueue {
-    pub(crate) fn create(context: &Context, entries: u32) -> Result<Self> {
+    pub(crate) fn create(context: &Context, options: &CompletionQueueOptions) -> Result<Self> {
+        let entries = options.depth;
         let log = depth("CQ", entries, 1)?;
+        let page = options
+            .events
+            .then(|| context.doorbells().take())
+            .transpose()?;
         let ring_bytes = entries as usize * IBGDA_CQE_BYTES as usize;
-        // The doorbell record has a cache line of its own behind the ring.
-        let memory = QueueMemory::alloc(context.session(), ring_bytes + 64)?;
+        let lines = if options.events { 3 } else { 1 };
+        let memory = QueueMemory::alloc(context.session(), ring_bytes + lines * LINE)?;
         let ring = memory.address();
         for entry in 0..entries as usize {
             // SAFETY: inside the ring; nobody else knows the memory yet.
@@ -56,13 +105,16 @@ impl CompletionQueue {
 
         let field = |field: ifc::Field| field.at(ifc::CREATE_CQ_CQC);
         let uar = Arc::clone(context.uar());
+        let uar_page = page
+            .as_ref()
+            .map_or(uar.page_id(), |page| page.page().page_id());
         let command = Block::<{ ifc::CREATE_CQ_BYTES }>::command(opcode::CREATE_CQ)
             .set(create_cq::UMEM_ID, umem.id().into())
             .set(create_cq::UMEM_OFFSET, 0)
             .set(create_cq::UMEM_VALID, 1)
             .set(field(cqc::CQE_SIZE), 0)
             .set(field(cqc::LOG_SIZE), log.into())
-            .set(field(cqc::UAR_PAGE), uar.page_id().into())
+            .set(field(cqc::UAR_PAGE), uar_page.into())
             .set(field(cqc::EQN), context.device().eqn()?.into())
             .set(field(cqc::LOG_PAGE_SIZE), 0)
             .set(field(cqc::DBR_UMEM_VALID), 1)
@@ -74,10 +126,47 @@ impl CompletionQueue {
             &command,
         )?;
 
+        // SAFETY: the lines lie behind the ring in the same memory, zeroed and aligned.
+        let line = |number: usize| unsafe { ring.add(ring_bytes + number * LINE) };
+        let armed = page.map(|page| {
+            let register = page.page().arm_register();
+            let word = line(2).cast::<u64>();
+            let carried = context.carrier().map(|carrier| {
+                // SAFETY: only doorbells are stored in the word, which with the page outlives what carries it: the
+                // fields' order here and in `Armed`.
+                unsafe { carrier.add(word, register) }
+            });
+            Armed {
+                carried,
+                page,
+                // SAFETY: the memory outlives the subscription (field order), and each call of this queue's.
+                arrivals: unsafe { Arrivals::new(line(1).cast()) },
+            }
+        });
+        let arm_doorbell = armed.as_ref().map_or(ptr::null_mut(), |armed| {
+            if armed.carried.is_some() {
+                line(2).cast()
+            } else {
+                armed.page.page().arm_register()
+            }
+        });
+        let events: *const u32 = match &armed {
+            Some(_) => line(1).cast(),
+            None => ptr::null(),
+        };
+        let monitor = context.monitor();
+        let subscription = (options.events || monitor.listens())
+            .then(|| {
+                let arrivals = armed.as_ref().map(|armed| Arc::clone(&armed.arrivals));
+                context.hub()?.subscribe_cq(&object, arrivals, monitor)
+            })
+            .transpose()?;
+
         let handle = Handle::new(ibgda_cq {
             ring,
-            // SAFETY: the record lies behind the ring in the same memory.
-            doorbell_record: unsafe { ring.add(ring_bytes) }.cast(),
+            doorbell_record: line(0).cast(),
+            arm_doorbell,
+            events,
             status_page: context.session().status_page(),
             number: object.number(),
             depth: entries,
@@ -88,13 +177,16 @@ impl CompletionQueue {
         let watched = unsafe { context.monitor().add(handle.as_ptr(), object.number()) };
         Ok(Self {
             _watched: watched,
+            _subscription: subscription,
             object,
+            armed,
             _umem: umem,
             memory,
             _uar: uar,
             device: context.device().clone(),
             handle,
             taken: AtomicBool::new(false),
+            home: Home::here(),
         })
     }
 
@@ -120,6 +212,120 @@ impl CompletionQueue {
         // its status, written with the rest, decides.
         let error = unsafe { ptr::read_volatile(&raw const (*self.handle.as_ptr()).error) };
         (error.status != 0).then_some(error)
+    }
+
+    /// Sleeps until there may be something to poll for: a completion, or an error that a kernel has latched. At most
+    /// `timeout`, after which the result is false. Arms the queue, made with
+    /// [`events`](CompletionQueueOptions::events), for the completions behind those that its poller has taken; who that is,
+    /// a kernel on a GPU too, and how many wait, does not matter.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP`: made without events; `ENOLINK`: the NIC was lost; `ECANCELED`: [`CompletionQueue::cancel_waits`];
+    /// `EPERM`: in a forked child.
+    pub fn wait_for_event(&self, timeout: Duration) -> Result<bool> {
+        let failed = |errno, why: &str, advice: &str| {
+            let what = format!("wait for an event of CQ {:#x}", self.number());
+            Err(Error::new(Source::Argument, errno, what, why, advice))
+        };
+        let Some(Armed { arrivals, .. }) = &self.armed else {
+            return failed(
+                libc::EOPNOTSUPP,
+                "it was made without events",
+                "make it with CompletionQueueOptions::events (IBGDA_CQ_EVENTS)",
+            );
+        };
+        if !self.home.is_here() {
+            return failed(
+                libc::EPERM,
+                "it is of another process, whose child this is",
+                "open a context of your own after fork",
+            );
+        }
+        // A time that no clock reaches is for ever, and so is bounded by the other reasons.
+        let end = Instant::now().checked_add(timeout);
+        let seen = arrivals.now();
+        let mut armed = false;
+        loop {
+            if self.has_something() || (armed && arrivals.now() != seen) {
+                return Ok(true);
+            }
+            if arrivals.is_cancelled() {
+                return failed(libc::ECANCELED, "its waits were ended", "");
+            }
+            if self.is_lost() {
+                return failed(
+                    libc::ENOLINK,
+                    "the NIC was reset or taken away",
+                    "rebind the context, and make new queues",
+                );
+            }
+            if !armed {
+                self.arm(seen);
+                armed = true;
+                continue;
+            }
+            let left = end.map_or(LOOK, |end| end.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
+                return Ok(false);
+            }
+            // An event may be late, or have been of an arming before this one: the queue is looked at all the same.
+            arrivals.wait(seen, left.min(LOOK));
+        }
+    }
+
+    /// Ends every [`CompletionQueue::wait_for_event`], now and later, with `ECANCELED`.
+    pub fn cancel_waits(&self) {
+        if let Some(armed) = &self.armed {
+            armed.arrivals.cancel();
+        }
+    }
+
+    /// The consumer index in the doorbell record, which whoever polls writes.
+    fn consumer(&self) -> u32 {
+        // SAFETY: the record lives as long as the memory; it is written whole.
+        let record = unsafe { AtomicU32::from_ptr((*self.handle.as_ptr()).doorbell_record) };
+        u32::from_be(record.load(Ordering::Acquire)) & INDEX
+    }
+
+    /// Whether a completion is there that was not taken, or an error that was.
+    fn has_something(&self) -> bool {
+        let consumer = self.consumer();
+        let at = (consumer & (self.depth() - 1)) as usize * IBGDA_CQE_BYTES as usize + 63;
+        // SAFETY: inside the ring, which the NIC writes in whole bytes.
+        let owner = unsafe { AtomicU8::from_ptr((*self.handle.as_ptr()).ring.add(at).cast_mut()) };
+        let owner = owner.load(Ordering::Acquire);
+        let lap = consumer & self.depth() != 0;
+        let waits = u32::from(owner >> 4) != IBGDA_CQE_INVALID && (owner & 1 == 1) == lap;
+        waits || self.error().is_some()
+    }
+
+    /// Asks for an event when there is a completion behind those taken; `events` came so far.
+    fn arm(&self, events: u32) {
+        let handle = self.handle.as_ptr();
+        let command = (((events & 3) << 28) | self.consumer()).to_be();
+        // SAFETY: constant after creation; the record and the doorbell live as long as the queue.
+        unsafe {
+            AtomicU32::from_ptr((*handle).doorbell_record.add(1)).store(command, Ordering::Release);
+            fence(Ordering::SeqCst);
+            let doorbell = (u64::from((*handle).number.to_be()) << 32) | u64::from(command);
+            AtomicU64::from_ptr((*handle).arm_doorbell).store(doorbell, Ordering::Release);
+        }
+    }
+
+    fn is_lost(&self) -> bool {
+        let handle = self.handle.as_ptr();
+        // SAFETY: constant after creation; the page lives as long as the memory, and is written in whole words.
+        unsafe {
+            let word = AtomicU64::from_ptr((*handle).status_page.cast_mut());
+            word.load(Ordering::Acquire) != (u64::from((*handle).generation) << 32) | READY
+        }
+    }
+
+    /// The page that it is armed by, where no thread carries the doorbells there.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn arm_page(&self) -> Option<&crate::doorbell::DoorbellPage> {
+        let armed = self.armed.as_ref()?;
+        armed.carried.is_none().then(|| armed.page.page())
     }
 
     /// Gives the queue to a work queue of the same device, which must be the first, of a QP that is used in `mode`.

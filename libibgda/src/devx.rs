@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The verbs device opened with DevX, and the objects made through it. Each object keeps what it depends on alive.
 
+mod channel;
+
+pub(crate) use channel::Channel;
+
 use crate::{
     error::{Error, Result, Source},
     event::AsyncEvent,
@@ -140,19 +144,9 @@ impl Device {
     }
 
     fn unblock_async_file(&self) -> Result<()> {
-        let fd = self.async_file().as_raw_fd();
-        // SAFETY: the file is open; neither command takes a pointer.
-        let done = unsafe {
-            let flags = libc::fcntl(fd, libc::F_GETFL);
-            flags >= 0 && libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) >= 0
-        };
-        if done {
-            return Ok(());
-        }
-        Err(Error::last_verbs(format!(
-            "O_NONBLOCK for the asynchronous events of {}",
-            self.name
-        )))
+        unblock(self.async_file(), || {
+            format!("O_NONBLOCK for the asynchronous events of {}", self.name)
+        })
     }
 
     /// The next asynchronous event, if there is one.
@@ -229,6 +223,21 @@ impl Drop for Device {
     }
 }
 
+/// Has reads of a file return at once.
+fn unblock(file: BorrowedFd<'_>, what: impl FnOnce() -> String) -> Result<()> {
+    let fd = file.as_raw_fd();
+    // SAFETY: the file is open; neither command takes a pointer.
+    let done = unsafe {
+        let flags = libc::fcntl(fd, libc::F_GETFL);
+        flags >= 0 && libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) >= 0
+    };
+    if done {
+        Ok(())
+    } else {
+        Err(Error::last_verbs(what()))
+    }
+}
+
 /// The verbs device of a PCI function.
 pub(crate) fn device_name(nic: Bdf) -> Result<String> {
     let folder = format!("/sys/bus/pci/devices/{nic}/infiniband");
@@ -278,6 +287,8 @@ pub(crate) struct Uar {
 impl Uar {
     /// Where in the page the first doorbell register lies (`MLX5_BF_OFFSET` of rdma-core).
     pub(crate) const DOORBELL_OFFSET: usize = 0x800;
+    /// And the register that arms CQs (`MLX5_CQ_DOORBELL` of rdma-core).
+    pub(crate) const ARM_OFFSET: usize = 0x20;
 
     pub(crate) fn alloc(device: &Arc<Device>) -> Result<Self> {
         device.check_ours("allocate a UAR")?;

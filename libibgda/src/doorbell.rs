@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Doorbell pages of a context: UARs that the broker granted.
+//! Doorbell pages of a context: UARs that the broker granted, for QPs, and for CQs with events.
 //!
 //! The broker parks a page that is given back until this process is dead, and firmware cannot issue it again before. So a
 //! page whose QP is gone waits here for the next one: a process needs as many as it has QPs at a time.
@@ -21,7 +21,7 @@ use std::{
 /// UARs tried before giving up when pages turn out to be held by others.
 const UARS_TRIED: usize = 64;
 
-/// A page for one QP to ring.
+/// A page for one QP to ring, or to arm one CQ by.
 #[derive(Debug)]
 pub(crate) enum DoorbellPage {
     /// Of the NIC, granted by the broker, whose mapping goes before the UAR.
@@ -55,6 +55,12 @@ impl DoorbellPage {
     pub(crate) fn register(&self) -> *mut u64 {
         // SAFETY: the register lies inside the page, aligned.
         unsafe { self.address().add(Uar::DOORBELL_OFFSET) }.cast()
+    }
+
+    /// The register that arms CQs, in this process.
+    pub(crate) fn arm_register(&self) -> *mut u64 {
+        // SAFETY: as above.
+        unsafe { self.address().add(Uar::ARM_OFFSET) }.cast()
     }
 
     /// Firmware's index of the page.

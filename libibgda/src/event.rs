@@ -10,7 +10,7 @@ use ibgda_verbs_sys::ibv_event_type as verbs;
 use nix::time::{ClockId, clock_gettime};
 use std::fmt;
 
-use crate::broker::reason_text;
+use crate::{broker::reason_text, hub::kind};
 
 /// What kind of event, for programs; [`AsyncEvent`]'s text is for people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +50,20 @@ pub enum AsyncEventKind {
         /// `enum ibv_event_type`.
         event: u32,
     },
+    /// The NIC told of a queue pair, made while the context had a callback.
+    QueuePair {
+        /// The QP.
+        qpn: u32,
+        /// What happened to it.
+        event: QueuePairEvent,
+    },
+    /// The NIC told that it puts no more completions into a CQ, made while the context had a callback, or with events.
+    CompletionQueue {
+        /// The CQ.
+        cqn: u32,
+        /// 1 overrun, 2 its memory cannot be written.
+        syndrome: u8,
+    },
     /// A queue pair failed: the first error that a kernel found in one of its CQs. The loss of the NIC, of which
     /// kernels learn in the same way, is told once for all queues, as [`AsyncEventKind::NicLost`].
     QueueError {
@@ -58,6 +72,22 @@ pub enum AsyncEventKind {
         /// The record: status, QPN, WQE index, opcode, syndromes.
         error: ibgda_error,
     },
+}
+
+/// What the NIC says of a queue pair without being asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum QueuePairEvent {
+    /// It uses the alternate path now.
+    PathMigrated,
+    /// It was to use the alternate path, and could not.
+    PathMigrationFailed,
+    /// Its queue cannot be read, or its CQ cannot be written: local catastrophic error.
+    LocalCatastrophic,
+    /// A peer's request was none that this QP could answer.
+    RequestError,
+    /// A peer's request was for memory, or of a kind, that it may not use.
+    AccessError,
 }
 
 /// Something that happened. Its `Display` is what happened, why, and what to do.
@@ -200,6 +230,72 @@ impl AsyncEvent {
         }
     }
 
+    /// Whether it is the failure of the whole device, as libibverbs tells it.
+    pub(crate) fn is_device_failure(&self) -> bool {
+        let event = verbs::IBV_EVENT_DEVICE_FATAL;
+        self.kind == AsyncEventKind::Verbs { event }
+    }
+
+    /// An event of the NIC's about the QP or CQ of this number; `None` for a type that nobody subscribes to.
+    pub(crate) fn of_object(number: u32, kind: u8, syndrome: u8) -> Option<Self> {
+        const REMAKE: &str =
+            "destroy the QP, make another and connect it, when the cause is mended";
+        let (event, what, why, advice) = match kind {
+            kind::CQ_ERROR => {
+                return Some(Self::now(
+                    AsyncEventKind::CompletionQueue {
+                        cqn: number,
+                        syndrome,
+                    },
+                    format!("CQ {number:#x} takes no more completions"),
+                    match syndrome {
+                        1 => "it overran: more completed than it has entries".to_owned(),
+                        2 => "the NIC cannot write its memory".to_owned(),
+                        other => format!("syndrome {other:#x}"),
+                    },
+                    "destroy it and its QP, and make others",
+                ));
+            }
+            kind::PATH_MIGRATED => (
+                QueuePairEvent::PathMigrated,
+                "uses its alternate path",
+                "the primary path failed, or migration was asked for",
+                "",
+            ),
+            kind::PATH_MIGRATION_FAILED => (
+                QueuePairEvent::PathMigrationFailed,
+                "cannot use its alternate path",
+                "the request to migrate did not fit",
+                "",
+            ),
+            kind::WQ_CATASTROPHIC => (
+                QueuePairEvent::LocalCatastrophic,
+                "failed: local catastrophic error",
+                "the NIC could not read its queue, or write its completions",
+                REMAKE,
+            ),
+            kind::WQ_INVALID_REQUEST => (
+                QueuePairEvent::RequestError,
+                "failed: invalid request of its peer",
+                "the peer sent a request that this QP cannot answer: of a kind, length or alignment that it does not take",
+                REMAKE,
+            ),
+            kind::WQ_ACCESS => (
+                QueuePairEvent::AccessError,
+                "failed: access error of its peer",
+                "the peer named memory by a key that does not cover it, or asked for what key or QP do not allow",
+                REMAKE,
+            ),
+            _ => return None,
+        };
+        Some(Self::now(
+            AsyncEventKind::QueuePair { qpn: number, event },
+            format!("QP {number:#x} {what}"),
+            why,
+            advice,
+        ))
+    }
+
     /// The first error of CQ `cqn`.
     pub(crate) fn of_queue(cqn: u32, error: ibgda_error) -> Self {
         Self::now(
@@ -306,6 +402,47 @@ mod tests {
         );
         assert!(event.to_string().contains("SM change"), "{event}");
         assert!(event.time_ns() > 0);
+    }
+
+    #[test]
+    fn what_the_nic_says_of_queues_names_them() {
+        let qp = |event| AsyncEventKind::QueuePair { qpn: 0x4a, event };
+        let cq = |syndrome| AsyncEventKind::CompletionQueue {
+            cqn: 0x4a,
+            syndrome,
+        };
+        for (number, syndrome, expected, word) in [
+            (0x01, 0, qp(QueuePairEvent::PathMigrated), "alternate path"),
+            (
+                0x07,
+                0,
+                qp(QueuePairEvent::PathMigrationFailed),
+                "cannot use",
+            ),
+            (
+                0x05,
+                0,
+                qp(QueuePairEvent::LocalCatastrophic),
+                "read its queue",
+            ),
+            (0x10, 0, qp(QueuePairEvent::RequestError), "invalid request"),
+            (0x11, 0, qp(QueuePairEvent::AccessError), "does not cover"),
+            (0x04, 1, cq(1), "overran"),
+            (0x04, 2, cq(2), "write its memory"),
+            (0x04, 9, cq(9), "syndrome 0x9"),
+        ] {
+            let event = AsyncEvent::of_object(0x4a, number, syndrome).expect("has words");
+            assert_eq!(event.kind(), expected);
+            let text = event.to_string();
+            assert!(
+                text.contains(word) && text.contains("0x4a"),
+                "{word:?}: {text}"
+            );
+        }
+        assert!(
+            AsyncEvent::of_object(1, 0x02, 0).is_none(),
+            "nobody asks for it"
+        );
     }
 
     #[test]

@@ -37,6 +37,9 @@ const SETTLE_MS: u16 = 1;
 /// Between two looks when there are no CQs, ms: every change wakes the thread, so that this is for none.
 const SLEEP_MS: u16 = 1000;
 
+/// Events of queues that are kept until somebody listens. A QP that fails has one or two.
+const MOST_UNTOLD: usize = 4096;
+
 /// What the application wants called.
 pub(crate) type Callback = Box<dyn FnMut(&AsyncEvent) + Send>;
 
@@ -83,11 +86,11 @@ impl Running {
 }
 
 /// Fails only for a counter that is full, which wakes as well.
-fn ring(eventfd: &EventFd) {
+pub(crate) fn ring(eventfd: &EventFd) {
     let _ = eventfd.write(1);
 }
 
-fn eventfd() -> Result<EventFd> {
+pub(crate) fn eventfd() -> Result<EventFd> {
     EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).map_err(|errno| {
         Error::errno_with(
             Source::Argument,
@@ -148,6 +151,21 @@ impl Monitor {
             monitor: Arc::clone(self),
             handle,
         }
+    }
+
+    /// Whether there is a callback.
+    pub(crate) fn listens(&self) -> bool {
+        lock(&self.running).is_some()
+    }
+
+    /// Tells of what another thread has found out.
+    pub(crate) fn tell(&self, event: AsyncEvent) {
+        let mut pending = lock(&self.pending);
+        if pending.len() < MOST_UNTOLD {
+            pending.push_back(event);
+        }
+        drop(pending);
+        self.wake();
     }
 
     fn wake(&self) {
@@ -214,6 +232,7 @@ impl Monitor {
             wake: Arc::clone(&wake),
             stop: Arc::clone(&stop),
             deaf: None,
+            failed: None,
         };
         let worker = Worker::start("ibgda-monitor", move || thread.run(callback))?;
         Ok(Running { worker, stop, wake })
@@ -249,6 +268,8 @@ struct Thread {
     stop: Arc<AtomicBool>,
     /// The device whose asynchronous file has said that nothing will come of it any more.
     deaf: Option<Arc<Device>>,
+    /// The device whose failure has been told: the driver says it, and the removal of its file says it again.
+    failed: Option<Arc<Device>>,
 }
 
 impl Thread {
@@ -335,6 +356,12 @@ impl Thread {
             return;
         }
         while let Some(event) = device.async_event() {
+            if event.is_device_failure() {
+                if matches!(&self.failed, Some(failed) if Arc::ptr_eq(failed, &device)) {
+                    continue;
+                }
+                self.failed = Some(Arc::clone(&device));
+            }
             self.put(event);
         }
         if ready.intersects(PollFlags::POLLERR | PollFlags::POLLHUP | PollFlags::POLLNVAL) {

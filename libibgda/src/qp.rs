@@ -13,6 +13,7 @@ use crate::{
     cq::CompletionQueue,
     doorbell::PooledPage,
     error::{Error, Result, Source},
+    hub::Subscription,
     ifc::{self, Block, Field, opcode, path, qp, qpc},
     memory::Access,
     nic::{Object, QueueMemory, Umem},
@@ -129,6 +130,7 @@ pub struct QueuePair {
     #[cfg(feature = "cuda")]
     gpu: Mutex<Option<GpuQueues>>,
     carried: Option<Carried>,
+    _subscription: Option<Subscription>,
     object: Object,
     _umem: Umem,
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only kept"))]
@@ -264,6 +266,12 @@ impl QueuePair {
         );
         let object = Object::create(context.device(), &what, &command)?;
 
+        let monitor = context.monitor();
+        let subscription = monitor
+            .listens()
+            .then(|| context.hub()?.subscribe_qp(&object, monitor))
+            .transpose()?;
+
         let port = context.port();
         let address = QpAddress {
             qpn: object.number(),
@@ -326,6 +334,7 @@ impl QueuePair {
                 context.session().status_kind(),
             ),
             carried,
+            _subscription: subscription,
             object,
             _umem: umem,
             memory,
@@ -514,10 +523,13 @@ impl QueuePair {
         ];
         ranges.extend(self.recv_cq.iter().map(|cq| memory(cq.memory())));
         // Where a thread carries the doorbells, their word lies in the queues' memory, and the page is not the GPU's.
-        ranges.extend(self.carried.is_none().then(|| HostRange {
-            address: self.doorbell.page().address(),
+        let own = self.carried.is_none().then(|| self.doorbell.page());
+        let cqs = [Some(&self.send_cq), self.recv_cq.as_ref()];
+        let arming = cqs.into_iter().flatten().filter_map(|cq| cq.arm_page());
+        ranges.extend(own.into_iter().chain(arming).map(|page| HostRange {
+            address: page.address(),
             bytes: PAGE_BYTES as usize,
-            kind: self.doorbell.page().kind(),
+            kind: page.kind(),
         }));
         // SAFETY: the handles live as long as `self` and its CQs; no kernel uses them while another handle is asked for.
         let (qp, send_cq, recv_cq) = unsafe {

@@ -16,6 +16,7 @@ fn the_header_is_current() {
         cbindgen::Config::from_file(crate_dir().join("cbindgen.toml")).expect("cbindgen.toml");
     let bindings = cbindgen::Builder::new()
         .with_src(crate_dir().join("src/capi.rs"))
+        .with_src(crate_dir().join("src/capi/events.rs"))
         .with_src(crate_dir().join("src/capi/routes.rs"))
         .with_config(config)
         .generate()

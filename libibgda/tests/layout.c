@@ -28,6 +28,11 @@ FIELD(ibgda_qp_attr, access, 12, 4);
 FIELD(ibgda_qp_attr, post_timeout_ns, 16, 8);
 FIELD(ibgda_qp_attr, mode, 24, 4);
 
+SIZE(ibgda_cq_attr, 16);
+FIELD(ibgda_cq_attr, size, 0, 4);
+FIELD(ibgda_cq_attr, entries, 4, 4);
+FIELD(ibgda_cq_attr, flags, 8, 4);
+
 SIZE(ibgda_session_state, 24);
 FIELD(ibgda_session_state, state, 0, 4);
 FIELD(ibgda_session_state, generation, 4, 4);

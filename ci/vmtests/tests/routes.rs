@@ -9,6 +9,8 @@ mod heard;
 #[path = "routes/link.rs"]
 mod link;
 mod support;
+#[path = "routes/waits.rs"]
+mod waits;
 
 use anyhow::{Context as _, Result, ensure};
 use ibgda::{

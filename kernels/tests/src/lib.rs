@@ -353,6 +353,12 @@ impl Poller {
         let status = unsafe { test_poll_cq(self.0, &mut cqe, deadline(patience_ns)) };
         (Status(status), cqe)
     }
+
+    /// `ibgda_wait_for_cq_event`, for `patience_ns` from now; 0 looks once.
+    pub fn wait_event(&mut self, patience_ns: u64) -> Status {
+        // SAFETY: by the contract of `new`.
+        Status(unsafe { test_wait_for_cq_event(self.0, deadline(patience_ns)) })
+    }
 }
 
 fn deadline(patience_ns: u64) -> u64 {
@@ -568,6 +574,7 @@ unsafe extern "C" {
     fn test_recv(qp: *mut ibgda_qp, local: u64, lkey: u32, bytes: u32) -> u32;
     fn test_wait(qp: *mut ibgda_qp, request: u64, deadline_ns: u64) -> u32;
     fn test_quiet(qp: *mut ibgda_qp, deadline_ns: u64) -> u32;
+    fn test_wait_for_cq_event(cq: *mut ibgda_cq, deadline_ns: u64) -> u32;
     fn test_poll_cq(cq: *mut ibgda_cq, cqe: *mut ibgda_cqe, deadline_ns: u64) -> u32;
     fn test_write_doorbell(qp: *mut ibgda_qp, producer_index: u64) -> u32;
     fn test_reserve(qp: *mut ibgda_qp, index: *mut u64) -> u32;

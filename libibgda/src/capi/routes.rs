@@ -4,7 +4,7 @@
 use super::{
     Sized32, borrow, finish, ibgda_context, ibgda_host_qp, put, size_of_given, write_text,
 };
-use crate::{AsyncEvent, AsyncEventKind, Error, Result, Route};
+use crate::{AsyncEvent, AsyncEventKind, Error, QueuePairEvent, Result, Route};
 use ibgda_device::abi::ibgda_error;
 use std::{
     ffi::{CString, c_char, c_int, c_void},
@@ -37,6 +37,20 @@ pub const IBGDA_ASYNC_PORT_ACTIVE: u32 = 6;
 pub const IBGDA_ASYNC_VERBS: u32 = 7;
 /// A QP failed: number is the CQN; error has the rest.
 pub const IBGDA_ASYNC_QUEUE_ERROR: u32 = 8;
+
+/// The NIC says that a QP failed, since it cannot read its queue or write its CQ: number is the QPN. This and the next
+/// five are of QPs and CQs that are made while there is a callback.
+pub const IBGDA_ASYNC_QP_CATASTROPHIC: u32 = 9;
+/// The NIC says that a QP failed at a request of its peer that it cannot answer: number is the QPN.
+pub const IBGDA_ASYNC_QP_REQUEST_ERROR: u32 = 10;
+/// The NIC says that a QP failed at a request of its peer for memory that it may not use: number is the QPN.
+pub const IBGDA_ASYNC_QP_ACCESS_ERROR: u32 = 11;
+/// A QP uses its alternate path: number is the QPN.
+pub const IBGDA_ASYNC_PATH_MIGRATED: u32 = 12;
+/// A QP could not use its alternate path: number is the QPN.
+pub const IBGDA_ASYNC_PATH_MIGRATION_FAILED: u32 = 13;
+/// The NIC says that a CQ takes no more completions: number is the CQN.
+pub const IBGDA_ASYNC_CQ_ERROR: u32 = 14;
 
 /// Something that happened. A member that its kind does not name is 0.
 #[repr(C)]
@@ -162,6 +176,16 @@ struct Target {
 // SAFETY: by the contract of ibgda_set_error_callback, the function may be called with the pointer on another thread.
 unsafe impl Send for Target {}
 
+fn qp_event(event: QueuePairEvent) -> u32 {
+    match event {
+        QueuePairEvent::LocalCatastrophic => IBGDA_ASYNC_QP_CATASTROPHIC,
+        QueuePairEvent::RequestError => IBGDA_ASYNC_QP_REQUEST_ERROR,
+        QueuePairEvent::AccessError => IBGDA_ASYNC_QP_ACCESS_ERROR,
+        QueuePairEvent::PathMigrated => IBGDA_ASYNC_PATH_MIGRATED,
+        QueuePairEvent::PathMigrationFailed => IBGDA_ASYNC_PATH_MIGRATION_FAILED,
+    }
+}
+
 impl Target {
     fn call(&self, event: &AsyncEvent) {
         let text = |text: &str| CString::new(text.replace('\0', " ")).unwrap_or_default();
@@ -193,6 +217,8 @@ impl Target {
             AsyncEventKind::Port { port, active: true } => (IBGDA_ASYNC_PORT_ACTIVE, port.into()),
             AsyncEventKind::Port { port, .. } => (IBGDA_ASYNC_PORT_DOWN, port.into()),
             AsyncEventKind::Verbs { event } => (IBGDA_ASYNC_VERBS, event),
+            AsyncEventKind::QueuePair { qpn, event } => (qp_event(event), qpn),
+            AsyncEventKind::CompletionQueue { cqn, .. } => (IBGDA_ASYNC_CQ_ERROR, cqn),
             AsyncEventKind::QueueError { cqn, error } => {
                 c.error = error;
                 (IBGDA_ASYNC_QUEUE_ERROR, cqn)
@@ -205,7 +231,8 @@ impl Target {
 
 /// Has `callback` called with `user` for what happens without being asked for: loss and return of the NIC, changes of
 /// the port's state and other asynchronous events of the verbs device, the first error of each CQ once a kernel has
-/// found it; within 10 ms. NULL ends it. What the broker has told before and nobody has heard comes first.
+/// found it, and what the NIC says of QPs and CQs that are made while there is a callback; within 10 ms. NULL ends it.
+/// What the broker has told before and nobody has heard comes first.
 ///
 /// The callback may call everything of this library, set another callback, and close the context, after which it is not
 /// called again. It may not wait for a thread that closes the context or sets a callback: these wait until a call under

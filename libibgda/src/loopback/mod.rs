@@ -6,9 +6,11 @@
 //! doorbell pages are ordinary memory, which a thread of the model looks at, and so are the queues and buffers, which
 //! the model reaches as a CPU does. GPU memory it does not reach.
 
+mod listener;
 mod memory;
 mod objects;
 
+pub(crate) use listener::{Listener, event_key};
 pub(crate) use memory::Registration;
 pub(crate) use objects::{Object, QueueMemory, Uar, Umem};
 
@@ -16,6 +18,7 @@ use crate::{
     broker::{Pair, Path, SessionState},
     context::{OpenOptions, Port},
     error::{Error, Result, Source},
+    hub::Hub,
     pci::Bdf,
 };
 use connectx::inproc::{self, Fabric, Loss, Nic};
@@ -44,6 +47,8 @@ pub(crate) struct Model {
     pieces: memory::Pieces,
     /// How often each NIC was lost. Numbers of objects are used again then, so what is of an earlier time is not to be named.
     losses: [RwLock<u32>; NICS],
+    /// Of each NIC, who takes its events.
+    hubs: [Mutex<Weak<Hub>>; NICS],
 }
 
 impl fmt::Debug for Model {
@@ -68,6 +73,7 @@ fn model() -> Result<Arc<Model>> {
         fabric,
         pieces: Default::default(),
         losses: Default::default(),
+        hubs: Default::default(),
     });
     *last = Arc::downgrade(&model);
     Ok(model)

@@ -10,6 +10,7 @@ use crate::{
 use anyhow::{Context as _, Result, bail, ensure};
 use ibgda::{AsyncEvent, AsyncEventKind, Context, Route, Status, capi};
 use std::{
+    cell::Cell,
     ffi::{CStr, CString, c_void},
     fs,
     ptr::null_mut,
@@ -21,7 +22,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-fn listen(context: &Context) -> Result<Receiver<AsyncEvent>> {
+pub fn listen(context: &Context) -> Result<Receiver<AsyncEvent>> {
     let (told, heard) = channel();
     context.on_error(move |event| {
         let _ = told.send(event.clone());
@@ -30,7 +31,7 @@ fn listen(context: &Context) -> Result<Receiver<AsyncEvent>> {
 }
 
 /// The first event that `what` takes, and how long it was waited for.
-fn hear<T>(
+pub fn hear<T>(
     heard: &Receiver<AsyncEvent>,
     what: impl Fn(&AsyncEvent) -> Option<T>,
 ) -> Result<(T, Duration)> {
@@ -98,6 +99,9 @@ fn a_wrong_rkey_is_heard_of_once_with_qp_and_cause() -> Result<()> {
 
 #[test]
 fn loss_and_return_of_the_nic_are_heard_of_before_and_after_rebinding() -> Result<()> {
+    let failed = AsyncEventKind::Verbs {
+        event: ibgda_verbs_sys::ibv_event_type::IBV_EVENT_DEVICE_FATAL,
+    };
     let machine = Machine::take();
     for route in ROUTES {
         let mut context = open(&machine, 0, route)?;
@@ -105,7 +109,14 @@ fn loss_and_return_of_the_nic_are_heard_of_before_and_after_rebinding() -> Resul
         for _ in 0..2 {
             let generation = context.pair().generation;
             inject_fatal_error(machine.nics[0])?;
-            let ((event, came), _) = hear(&heard, |event| match event.kind() {
+            let failures = Cell::new(0);
+            let hear = |what: &dyn Fn(&AsyncEvent) -> Option<(AsyncEvent, u64)>| {
+                hear(&heard, |event| {
+                    failures.set(failures.get() + u32::from(event.kind() == failed));
+                    what(event)
+                })
+            };
+            let ((event, came), _) = hear(&|event| match event.kind() {
                 AsyncEventKind::NicLost {
                     generation: of,
                     reason: 1,
@@ -121,10 +132,17 @@ fn loss_and_return_of_the_nic_are_heard_of_before_and_after_rebinding() -> Resul
                 "{event:?} at {came}"
             );
             ensure!(event.to_string().contains("NIC reset"), "{event}");
-            hear(&heard, |event| match event.kind() {
-                AsyncEventKind::NicRecovered { generation: of } if of == generation + 1 => Some(()),
+            hear(&|event| match event.kind() {
+                AsyncEventKind::NicRecovered { generation: of } if of == generation + 1 => {
+                    Some((event.clone(), 0))
+                }
                 _ => None,
             })?;
+            ensure!(
+                failures.get() <= 1,
+                "{route}: told {} times that the device failed",
+                failures.get()
+            );
             context.rebind(Duration::from_nanos(PATIENCE))?;
         }
     }
