@@ -229,6 +229,89 @@ mod tests {
         }
     }
 
+    /// xorshift64*: the same numbers in each run.
+    struct Numbers(u64);
+
+    impl Numbers {
+        fn next(&mut self, below: usize) -> usize {
+            self.0 ^= self.0 >> 12;
+            self.0 ^= self.0 << 25;
+            self.0 ^= self.0 >> 27;
+            (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % below
+        }
+    }
+
+    /// Whatever comes is an address that obeys every rule, or refused with a reason.
+    fn taken_or_refused(bytes: &[u8]) -> bool {
+        match QpAddress::from_bytes(bytes) {
+            Ok(address) => {
+                assert_eq!(
+                    address.to_bytes()[..],
+                    *bytes,
+                    "read as it would be written"
+                );
+                let in_range = (1..=0xff_ffff).contains(&address.qpn)
+                    && address.psn <= 0xff_ffff
+                    && (1..=5).contains(&address.mtu)
+                    && (1..=LID_MAX).contains(&address.lid);
+                assert!(in_range, "{address:?}");
+                true
+            }
+            Err(error) => {
+                assert_eq!(
+                    (error.errno(), error.origin()),
+                    (libc::EINVAL, Source::Address),
+                    "{bytes:x?}"
+                );
+                assert!(!error.why().is_empty() && !error.advice().is_empty());
+                assert!(error.what().contains(&bytes.len().to_string()), "{error}");
+                false
+            }
+        }
+    }
+
+    #[test]
+    fn hostile_bytes_are_refused_with_a_reason_or_obey_every_rule() {
+        let mut numbers = Numbers(0x1b9d_a05e_ed00_0001);
+        let (mut taken, mut refused) = (0, 0);
+        for round in 0..400_000 {
+            let mut bytes = address().to_bytes().to_vec();
+            for _ in 0..1 + numbers.next(4) {
+                let at = numbers.next(bytes.len());
+                match numbers.next(4) {
+                    0 => bytes[at] ^= 1 << numbers.next(8),
+                    1 => bytes[at] = numbers.next(256) as u8,
+                    2 => bytes[at] = [0, 1, 0x7f, 0x80, 0xff][numbers.next(5)],
+                    _ => {
+                        let from = numbers.next(bytes.len());
+                        bytes[at] = bytes[from];
+                    }
+                }
+            }
+            // Half of them by somebody who knows how to make a checksum.
+            if numbers.next(2) == 0 {
+                let crc = crc32fast::hash(&bytes[..60]);
+                bytes[60..].copy_from_slice(&crc.to_le_bytes());
+            }
+            match round % 8 {
+                0 => bytes.truncate(numbers.next(ADDRESS_BYTES)),
+                1 => bytes.extend((0..numbers.next(200)).map(|byte| byte as u8)),
+                _ => {}
+            }
+            match taken_or_refused(&bytes) {
+                true => taken += 1,
+                false => refused += 1,
+            }
+        }
+        assert!(taken > 10_000 && refused > 100_000, "{taken}, {refused}");
+        for length in 0..300 {
+            for _ in 0..300 {
+                let noise: Vec<u8> = (0..length).map(|_| numbers.next(256) as u8).collect();
+                assert!(!taken_or_refused(&noise), "noise has a checksum of 32 bits");
+            }
+        }
+    }
+
     #[test]
     fn any_single_changed_bit_is_noticed() {
         for bit in 0..ADDRESS_BYTES * 8 {
