@@ -68,7 +68,7 @@ ibgda_status ibgda_write_doorbell(struct ibgda_qp *qp, ibgda_u64 producer_index)
 /* Takes one completion; cqe->kind is IBGDA_CQE_INVALID when there was none. */
 ibgda_status ibgda_poll_cq(struct ibgda_cq *cq, struct ibgda_cqe *cqe, ibgda_u64 deadline_ns);
 
-/* Sleeps until the CQ has a completion that was not taken. IBGDA_ERR_NO_QUEUE: its handle has no event counter. */
+/* Sleeps until the CQ may have a completion that was not taken. IBGDA_ERR_NO_QUEUE: made without IBGDA_CQ_EVENTS. */
 ibgda_status ibgda_wait_for_cq_event(struct ibgda_cq *cq, ibgda_u64 deadline_ns);
 
 /* Waits for a word that a peer signals to be `comparison` to `value`; `cq`, unless NULL, is any of that NIC. */
