@@ -9,6 +9,7 @@
 //! A new command is a row in [`COMMANDS`] and a function.
 
 pub mod client;
+mod memory;
 pub mod table;
 
 use std::io::{self, BufRead, BufReader, Write};
@@ -22,6 +23,7 @@ use serde_json::{Map, Value, json};
 
 use crate::fault;
 use crate::log::Referee;
+use crate::mem::SharedMemory;
 use crate::pci::{self, ErrorKind};
 use crate::vfio::Card;
 
@@ -99,6 +101,12 @@ pub const COMMANDS: &[Command] = &[
         usage: fault::LINK_USAGE,
         help: "show or change the link at a NIC's port; loss, delay and rate are for packets that it sends",
         run: |model, args| steer("link", model, args),
+    },
+    Command {
+        name: "memory",
+        usage: "",
+        help: "what of a guest's address space is memory, and what a mapped doorbell page; by the socket with the files",
+        run: |model, _| Ok(memory::list(&model.devices).0),
     },
     Command {
         name: "ping",
@@ -270,11 +278,22 @@ impl Model {
 
     /// Answers one request line; `None` for an empty one.
     pub fn answer(&self, line: &[u8]) -> Option<Value> {
+        self.answer_with_files(line).map(|(answer, _)| answer)
+    }
+
+    /// As [`Model::answer`], with the files that go along.
+    fn answer_with_files(&self, line: &[u8]) -> Option<(Value, Vec<Arc<SharedMemory>>)> {
         let line = line.trim_ascii();
         if line.is_empty() {
             return None;
         }
+        let mut files = Vec::new();
         let (id, answer) = match serde_json::from_slice::<Request>(line) {
+            Ok(request) if request.command == "memory" => {
+                let (answer, them) = memory::list(&self.devices);
+                files = them;
+                (request.id, Ok(answer))
+            }
             Ok(request) => (request.id.clone(), self.run(&request)),
             Err(error) => (None, Err(format!("not a request: {error}"))),
         };
@@ -282,7 +301,7 @@ impl Model {
         if let (Some(id), Some(object)) = (id, answer.as_object_mut()) {
             object.insert("id".into(), id);
         }
-        Some(answer)
+        Some((answer, files))
     }
 
     fn run(&self, request: &Request) -> Answer {
@@ -321,15 +340,17 @@ impl Model {
         let mut reader = BufReader::new(stream);
         while let Some(line) = read_line(&mut reader)? {
             let answer = match line {
-                Line::Whole(line) => self.answer(&line),
+                Line::Whole(line) => self.answer_with_files(&line),
                 Line::TooLong => {
-                    Some(json!({"error": format!("a request is at most {MAX_LINE} bytes long")}))
+                    let error = format!("a request is at most {MAX_LINE} bytes long");
+                    Some((json!({"error": error}), Vec::new()))
                 }
             };
-            if let Some(answer) = answer {
+            if let Some((answer, files)) = answer {
                 let mut text = answer.to_string();
                 text.push('\n');
-                (&mut &*stream).write_all(text.as_bytes())?;
+                let sent = memory::send_first(stream, text.as_bytes(), &files)?;
+                (&mut &*stream).write_all(&text.as_bytes()[sent..])?;
             }
         }
         Ok(())
@@ -523,6 +544,65 @@ mod tests {
         assert!(first["error"].as_str().unwrap().contains("at most"));
         let second: Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
         assert_eq!(second, json!({"pong": true, "id": "a"}));
+    }
+
+    /// A client of the socket gets the files, and finds in them what the guest has at the addresses.
+    #[test]
+    fn memory_comes_with_its_files() {
+        use nix::cmsg_space;
+        use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
+        use std::os::fd::{AsRawFd, FromRawFd};
+
+        let fabric = crate::wire::Fabric::new(Referee::in_memory());
+        let hca = crate::hca::Hca::new(&fabric, crate::hca::HcaConfig::numbered(0));
+        let poller = crate::polling::mapped::Poller::new(&fabric, Duration::ZERO).unwrap();
+        hca.map_doorbells(&poller).unwrap();
+        let card = Card::new(Arc::new(hca), 0, &crate::bus::Bus::new());
+        let ram = SharedMemory::new("ram", 8192).unwrap();
+        ram.write(4096, b"guest").unwrap();
+        let file = ram.file().try_clone().unwrap();
+        card.give_memory(0x10_0000, 4096, file, 4096).unwrap();
+        let model = Arc::new(Model {
+            devices: vec![gpu(), card],
+            referee: Referee::in_memory(),
+        });
+        let (client, server) = UnixStream::pair().unwrap();
+        let served = Arc::clone(&model);
+        let server = std::thread::spawn(move || served.converse(&server));
+        (&client).write_all(b"{\"command\":\"memory\"}\n").unwrap();
+        let (mut text, mut space) = ([0; 4096], cmsg_space!([i32; 8]));
+        let mut slice = [std::io::IoSliceMut::new(&mut text)];
+        let flags = MsgFlags::empty();
+        let message = recvmsg::<()>(client.as_raw_fd(), &mut slice, Some(&mut space), flags);
+        let message = message.unwrap();
+        let files: Vec<std::fs::File> = message
+            .cmsgs()
+            .unwrap()
+            .flat_map(|part| match part {
+                ControlMessageOwned::ScmRights(numbers) => numbers,
+                _ => Vec::new(),
+            })
+            // SAFETY: just received, and nobody else's.
+            .map(|number| unsafe { std::fs::File::from_raw_fd(number) })
+            .collect();
+        let len = message.bytes;
+        let answer: Value = serde_json::from_slice(&text[..len]).unwrap();
+        let row = &answer["memory"][0];
+        assert_eq!(
+            *row,
+            json!({"function": "nic0", "kind": "memory", "address": 0x10_0000, "bytes": 4096,
+                   "file": 0, "offset": 4096})
+        );
+        // No BAR is placed, so there are no doorbells.
+        assert_eq!(
+            (answer["memory"].as_array().unwrap().len(), files.len()),
+            (1, 1)
+        );
+        let mut there = [0; 5];
+        std::os::unix::fs::FileExt::read_exact_at(&files[0], &mut there, 4096).unwrap();
+        assert_eq!(&there, b"guest");
+        drop(client);
+        server.join().unwrap().unwrap();
     }
 
     #[test]

@@ -33,6 +33,19 @@ struct Piece {
     len: u64,
 }
 
+/// A piece of a file at a bus address, for others.
+#[derive(Debug, Clone)]
+pub struct Mapping {
+    /// First bus address.
+    pub address: u64,
+    /// Length.
+    pub bytes: u64,
+    /// The file, whole.
+    pub file: Arc<SharedMemory>,
+    /// Where in it.
+    pub offset: u64,
+}
+
 /// A function's DMA mappings.
 ///
 /// An access holds the table for reading while it copies, so that when [`DmaTable::unmap`] or [`DmaTable::enable`]
@@ -139,6 +152,18 @@ impl DmaTable {
     /// Number of mappings.
     pub fn mappings(&self) -> usize {
         self.state().maps.len()
+    }
+
+    /// Every mapping, in the order of addresses.
+    pub fn list(&self) -> Vec<Mapping> {
+        let state = self.state();
+        let mapping = |(address, piece): (&u64, &Piece)| Mapping {
+            address: *address,
+            bytes: piece.len,
+            file: piece.file.clone(),
+            offset: piece.offset,
+        };
+        state.maps.iter().map(mapping).collect()
     }
 
     /// Copies from bus addresses.

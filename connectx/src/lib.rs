@@ -27,5 +27,6 @@ pub mod mem;
 pub mod objects;
 pub mod pci;
 pub mod platform;
+pub mod polling;
 pub mod vfio;
 pub mod wire;

@@ -27,6 +27,7 @@ use connectx::log::{LogFile, Referee};
 use connectx::objects::qp::Service;
 use connectx::objects::table::Reuse;
 use connectx::platform::Function;
+use connectx::polling::mapped::Poller;
 use connectx::vfio::{Departure, Endpoint};
 use connectx::wire::Fabric;
 
@@ -67,6 +68,10 @@ enum Command {
         /// Take a general capability away, by its name in the kernel's mlx5_ifc.h: --cap bf=0. May be repeated.
         #[arg(long = "cap", value_name = "NAME=VALUE")]
         caps: Vec<String>,
+        /// How the guest's stores to the UAR pages of users reach the model: each trapped, or to memory, which a thread looks
+        /// at. Then processes outside the guest can store there too (connectx ctl memory).
+        #[arg(long, value_enum, default_value = "trapped")]
+        doorbells: Doorbells,
         /// Which freed UAR page is given out next: the newest, so that a stale use shows, or the oldest.
         #[arg(long, value_enum, default_value = "newest-first")]
         uar_reuse: ReuseName,
@@ -106,6 +111,23 @@ enum Command {
     },
 }
 
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Doorbells {
+    Trapped,
+    Mapped,
+}
+
+impl Doorbells {
+    /// How long the thread that looks at mapped ones goes on without a pause after the last. Where it would take a processor
+    /// from a guest of two and the model's other threads, not for long.
+    fn spin() -> Duration {
+        match std::thread::available_parallelism() {
+            Ok(processors) if processors.get() > 6 => Duration::from_secs(1),
+            _ => Duration::from_millis(2),
+        }
+    }
+}
+
 #[derive(Clone, Copy, ValueEnum)]
 enum ReuseName {
     NewestFirst,
@@ -134,9 +156,10 @@ fn main() -> ExitCode {
             dir,
             ctl,
             caps,
+            doorbells,
             uar_reuse,
         } => template(acs, &caps, uar_reuse.into())
-            .and_then(|nic| serve([nics, gpus], hosts, &nic, &dir, ctl))
+            .and_then(|nic| serve([nics, gpus], hosts, &nic, doorbells, &dir, ctl))
             .map(|()| ExitCode::SUCCESS),
         Command::Explain {
             kind,
@@ -245,6 +268,7 @@ fn serve(
     [nics, gpus]: [u16; 2],
     hosts: u16,
     nic: &HcaConfig,
+    doorbells: Doorbells,
     dir: &Path,
     ctl: Option<PathBuf>,
 ) -> anyhow::Result<()> {
@@ -256,6 +280,10 @@ fn serve(
     catch_signals(tell.clone())?;
 
     let fabric = Fabric::new(referee.clone());
+    let poller = match doorbells {
+        Doorbells::Trapped => None,
+        Doorbells::Mapped => Some(Poller::new(&fabric, Doorbells::spin())?),
+    };
     let mut functions: Vec<Arc<dyn Function>> = Vec::new();
     let mut buses: Vec<Arc<Bus>> = Vec::new();
     for host in 0..hosts {
@@ -269,7 +297,11 @@ fn serve(
                 guid,
                 ..nic.clone()
             };
-            functions.push(Arc::new(Hca::new(&fabric, config)));
+            let hca = Hca::new(&fabric, config);
+            if let Some(poller) = &poller {
+                hca.map_doorbells(poller)?;
+            }
+            functions.push(Arc::new(hca));
         }
         for index in host * gpus..(host + 1) * gpus {
             functions.push(Arc::new(Gpu::new(index, referee.clone())?));

@@ -66,6 +66,11 @@ impl SharedMemory {
         self.len() == 0
     }
 
+    /// Its first byte.
+    pub(crate) fn as_ptr(&self) -> *mut u8 {
+        self.map.as_mut_ptr()
+    }
+
     /// The file behind it, for others to map.
     pub fn file(&self) -> &File {
         &self.file

@@ -3,6 +3,7 @@
 //!
 //! The model knows nothing of vfio-user, the front ends nothing of mlx5: they meet only here.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use vm_memory::VolatileSlice;
@@ -100,6 +101,13 @@ pub trait Function: Send + Sync {
     /// The memory behind a BAR that is nothing but memory, which peers may then reach by DMA; `None` for registers.
     fn bar_memory(&self, _bar: usize) -> Option<Arc<crate::mem::SharedMemory>> {
         None
+    }
+    /// The part of a BAR that the host may map instead of asking, and the memory that the whole BAR lies in: all of it if it
+    /// is nothing but memory.
+    fn bar_window(&self, bar: usize) -> Option<(Arc<crate::mem::SharedMemory>, Range<u64>)> {
+        let memory = self.bar_memory(bar)?;
+        let all = 0..memory.len() as u64;
+        Some((memory, all))
     }
     /// MMIO read; bytes that no register covers read as 0.
     fn bar_read(&self, bar: usize, offset: u64, data: &mut [u8]);

@@ -7,6 +7,7 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -56,7 +57,7 @@ impl Endpoint {
         remove_stale_socket(path)?;
         let sizes = function.bar_sizes();
         let mapped: Vec<_> = (0..sizes.len())
-            .map(|bar| function.bar_memory(bar))
+            .map(|bar| function.bar_window(bar))
             .collect();
         let regions = (0..VFIO_PCI_NUM_REGIONS)
             .map(|index| match index {
@@ -66,7 +67,7 @@ impl Endpoint {
                     region(
                         index,
                         size,
-                        mapped.get(index as usize).and_then(Option::as_deref),
+                        mapped.get(index as usize).and_then(Option::as_ref),
                     )
                 }
             })
@@ -98,7 +99,11 @@ impl Endpoint {
         Ok(Self {
             server,
             backend,
-            _mapped: mapped.into_iter().flatten().collect(),
+            _mapped: mapped
+                .into_iter()
+                .flatten()
+                .map(|(memory, _)| memory)
+                .collect(),
         })
     }
 
@@ -154,12 +159,12 @@ pub fn remove_stale_socket(path: &Path) -> anyhow::Result<()> {
     }
 }
 
-fn region(index: u32, size: u64, memory: Option<&SharedMemory>) -> ServerRegion {
+fn region(index: u32, size: u64, window: Option<&(Arc<SharedMemory>, Range<u64>)>) -> ServerRegion {
     let mut flags = 0;
     if size > 0 {
         flags = VFIO_REGION_INFO_FLAG_READ | VFIO_REGION_INFO_FLAG_WRITE;
     }
-    if memory.is_some() {
+    if window.is_some() {
         flags |= VFIO_REGION_INFO_FLAG_MMAP;
     }
     ServerRegion {
@@ -170,13 +175,16 @@ fn region(index: u32, size: u64, memory: Option<&SharedMemory>) -> ServerRegion 
             size,
             ..Default::default()
         },
-        sparse_areas: memory
-            .map(|_| SparseArea {
-                area: vfio_region_sparse_mmap_area { offset: 0, size },
+        sparse_areas: window
+            .map(|(_, range)| SparseArea {
+                area: vfio_region_sparse_mmap_area {
+                    offset: range.start,
+                    size: range.end - range.start,
+                },
             })
             .into_iter()
             .collect(),
-        mmap_fd: memory.map(|memory| memory.file().as_raw_fd()),
+        mmap_fd: window.map(|(memory, _)| memory.file().as_raw_fd()),
     }
 }
 
@@ -225,6 +233,23 @@ impl Card {
 
     fn pulled(&self) -> MutexGuard<'_, bool> {
         self.pulled.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Memory as the host gives it.
+    #[cfg(test)]
+    pub(crate) fn give_memory(
+        &self,
+        address: u64,
+        bytes: u64,
+        file: File,
+        offset: u64,
+    ) -> io::Result<()> {
+        self.port.system().map(address, bytes, file, offset, true)
+    }
+
+    /// Memory that the host has given it, at its bus addresses.
+    pub fn memory(&self) -> Vec<crate::dma::Mapping> {
+        self.port.system().list()
     }
 
     /// Pulls the card: when this returns it reaches no memory and raises no interrupt any more, reads of it give all

@@ -113,6 +113,7 @@ pub(super) fn create_cq(device: &mut Device, request: &Request<'_>) -> Result<Re
         producer: 0,
         consumer: 0,
         arm: Arm::Off,
+        arm_word: None,
         last_solicited: 0,
         last_notified: 0,
         status: CqStatus::Ok,

@@ -5,10 +5,11 @@ use super::{Reject, Reply, Request, admit, ok, ok_object};
 use crate::ifc::be64_list;
 use crate::ifc::command::{create_uctx_in, create_uctx_out, create_umem_in, destroy_uctx_in};
 use crate::ifc::context::{qpc, umem};
-use crate::objects::device::{Device, UARS};
+use crate::objects::device::{Device, FIRST_UAR, UARS};
 use crate::objects::memory::{Pages, Umem};
 use crate::objects::table::{Table, Weigh};
 use crate::objects::{Owned, Uctx};
+use crate::polling::mapped;
 
 /// In the place of a UAR page: none. No page that is given out has this number.
 const NO_UAR: u32 = 0;
@@ -86,7 +87,24 @@ fn dealloc(
 }
 
 pub(super) fn alloc_uar(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {
-    alloc(&mut device.uars, request, "uar", UARS)
+    let Some(pages) = device.mapped.clone() else {
+        return alloc(&mut device.uars, request, "uar", UARS);
+    };
+    // The driver keeps to pages that are trapped. A user who finds all the others taken gets one of those too.
+    let everything = FIRST_UAR..FIRST_UAR + UARS as u32;
+    let [first, second] = match request.uid() {
+        0 => [
+            everything.start..mapped::PAGES.start,
+            mapped::PAGES.end..everything.end,
+        ],
+        _ => [mapped::PAGES, mapped::PAGES.end..everything.end],
+    };
+    let uar = Owned::new(request.uid());
+    let page = device.uars.insert_within(uar, first);
+    let page = page.or_else(|| device.uars.insert_within(uar, second));
+    let page = page.ok_or(Reject::full("uar", UARS))?;
+    device.counters.stale_doorbells += pages.allocated(page);
+    Ok(ok_object(page))
 }
 
 /// Numbers of the objects of which something holds.
@@ -119,6 +137,9 @@ pub(super) fn dealloc_uar(device: &mut Device, request: &Request<'_>) -> Result<
         }
     }
     device.uars.remove(page);
+    if let Some(pages) = &device.mapped {
+        pages.freed(Some(page));
+    }
     device.strays.remove(&page);
     device.copies.forget(page);
     Ok(ok(16))

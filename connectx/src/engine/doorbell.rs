@@ -3,7 +3,7 @@
 
 use super::requester::{self, Posted};
 use super::{blueflame, completion, event};
-use crate::ifc::wqe::{cq_doorbell, eq_doorbell, sq_doorbell, uar};
+use crate::ifc::wqe::{cq_doorbell, dbr, eq_doorbell, sq_doorbell, uar};
 use crate::objects::device::Device;
 
 const SOURCE: &str = "PRM, UAR page format";
@@ -63,6 +63,43 @@ pub fn write(device: &mut Device, halves: &mut Halves, page: u32, offset: u64, v
 pub fn merged(device: &mut Device, qpns: impl Iterator<Item = u32>) {
     for qpn in qpns {
         requester::look_at_record(device, qpn);
+    }
+}
+
+/// A whole doorbell that was found in the memory of a page. If several queues are rung there, those that were rung before it
+/// may have been overwritten; their records are looked at.
+pub fn found(device: &mut Device, page: u32, offset: u64, value: &[u8; 8]) {
+    write(device, &mut Halves::default(), page, offset, value);
+    if device.uars.get(page).is_none_or(|uar| uar.refs < 2) {
+        return;
+    }
+    let here = device
+        .qps
+        .iter()
+        .filter(|(_, qp)| qp.decoded.uar_page == page);
+    let qpns: Vec<u32> = here.map(|(qpn, _)| qpn).collect();
+    merged(device, qpns.into_iter());
+    if offset == uar::CQ {
+        let here = device.cqs.iter().filter(|(_, cq)| cq.uar_page == page);
+        let cqns: Vec<u32> = here.map(|(cqn, _)| cqn).collect();
+        cqns.into_iter()
+            .for_each(|cqn| look_at_arm(device, page, cqn));
+    }
+}
+
+/// Arms a CQ if its record has another word than the last that armed it. The first word of all may be 0, as in a record that
+/// was never written: one event too many does no harm.
+fn look_at_arm(device: &mut Device, page: u32, cqn: u32) {
+    let Some(cq) = device.cqs.get(cqn) else {
+        return;
+    };
+    let known = cq.arm_word;
+    match device.host.read_be32(cq.dbr + dbr::CQ_ARM) {
+        Ok(word) if Some(word) != known => {
+            let doorbell = (u64::from(word) << 32) | u64::from(cqn);
+            completion_queue(device, page, &doorbell.to_be_bytes());
+        }
+        _ => {}
     }
 }
 
@@ -133,12 +170,11 @@ fn completion_queue(device: &mut Device, page: u32, doorbell: &[u8; 8]) {
         ),
         Some(_) => {
             let consumer = cq_doorbell::consumer_index.get32(doorbell);
-            completion::arm(
-                device,
-                cqn,
-                consumer,
-                cq_doorbell::solicited_only.is_set(doorbell),
-            );
+            let solicited_only = cq_doorbell::solicited_only.is_set(doorbell);
+            if let Some(cq) = device.cqs.get_mut(cqn) {
+                cq.arm_word = doorbell.first_chunk().map(|word| u32::from_be_bytes(*word));
+            }
+            completion::arm(device, cqn, consumer, solicited_only);
         }
     }
 }

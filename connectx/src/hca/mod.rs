@@ -4,6 +4,7 @@
 pub mod clock;
 mod init_segment;
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use serde_json::{Value, json};
@@ -13,12 +14,14 @@ use crate::engine::blueflame;
 use crate::engine::doorbell::{self, Halves};
 use crate::fault::{self, Fault};
 use crate::ifc::wqe::uar;
+use crate::mem::SharedMemory;
 use crate::objects::Owned;
 use crate::objects::device::Device;
 use crate::objects::memic;
 use crate::objects::table::Reuse;
 use crate::pci::ConfigSpace;
 use crate::platform::{Dma, Function, Interrupts, ResetKind};
+use crate::polling::mapped::Poller;
 use crate::wire::Fabric;
 use crate::wire::port::Port;
 use init_segment::{Health, InitSegment};
@@ -94,6 +97,19 @@ impl Hca {
         }
     }
 
+    /// Its place in the fabric.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Lets the guest map the UAR pages of users, which `poller` looks at. Before the function is served.
+    pub fn map_doorbells(&self, poller: &Poller) -> std::io::Result<()> {
+        let mapped = poller.map(self.index)?;
+        self.fabric
+            .drive(self.index, |device| device.mapped = Some(mapped));
+        Ok(())
+    }
+
     /// Runs something on the function's state, for control and tests.
     pub fn with_device<R>(&self, f: impl FnOnce(&mut Device) -> R) -> R {
         self.fabric.drive(self.index, f)
@@ -127,6 +143,13 @@ impl Function for Hca {
     fn connect(&self, dma: Arc<dyn Dma>, interrupts: Arc<dyn Interrupts>) {
         self.fabric
             .drive(self.index, |device| device.host.connect(dma, interrupts));
+    }
+
+    fn bar_window(&self, bar: usize) -> Option<(Arc<SharedMemory>, Range<u64>)> {
+        let mapped = self
+            .fabric
+            .drive(self.index, |device| device.mapped.clone());
+        mapped.filter(|_| bar == 0).map(|mapped| mapped.window())
     }
 
     fn bar_read(&self, bar: usize, offset: u64, data: &mut [u8]) {

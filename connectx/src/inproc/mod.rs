@@ -29,7 +29,6 @@ mod nic;
 mod queues;
 #[cfg(test)]
 mod tests;
-mod uar;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -40,11 +39,11 @@ use crate::engine::doorbell::{self, Halves};
 use crate::hca::{Hca, HcaConfig};
 use crate::log::Referee;
 use crate::platform::Function as _;
+use crate::polling::{Page, Pause, Rings};
 use crate::wire::fabric::Next;
 
 use events::Events;
 use memory::Registry;
-use uar::{Page, Ring};
 
 pub use events::Event;
 pub use memory::{Memory, PAGE, RegisterError};
@@ -237,97 +236,5 @@ impl Shared {
             }
         }
         true
-    }
-}
-
-/// Doorbells that were found, and where the next are looked for.
-#[derive(Default)]
-struct Rings {
-    found: Vec<(usize, Ring)>,
-    /// The page that is looked at next.
-    next: usize,
-    /// The page that rang last: it is the most likely to ring again.
-    last: usize,
-}
-
-impl Rings {
-    /// Pages looked at between two looks at the one that rang last.
-    const STEP: usize = 8;
-
-    /// Looks at pages until something is found, at each once. However often one rings, the others have their turns.
-    fn take(&mut self, pages: &[Page]) {
-        self.found.clear();
-        for done in 1..=pages.len() {
-            self.next = (self.next + 1) % pages.len();
-            self.look_at(pages, self.next);
-            if done % Self::STEP == 0 {
-                self.look_at(pages, self.last);
-                if !self.found.is_empty() {
-                    return;
-                }
-            }
-        }
-    }
-
-    fn look_at(&mut self, pages: &[Page], at: usize) {
-        let found = &mut self.found;
-        if let Some(page) = pages.get(at) {
-            if page.take(|ring| found.push((at, ring))) {
-                self.last = at;
-            }
-        }
-    }
-}
-
-/// How the engine thread waits.
-struct Pause {
-    spin: Duration,
-    /// When it last had work.
-    busy: Instant,
-    rounds: u32,
-}
-
-impl Pause {
-    /// Looks between two looks at the clock.
-    const ROUNDS: u32 = 64;
-    /// Who has had nothing to do for so long sleeps longer.
-    const LONG: Duration = Duration::from_secs(1);
-
-    fn new(spin: Duration) -> Self {
-        Self {
-            spin,
-            busy: Instant::now(),
-            rounds: 0,
-        }
-    }
-
-    fn worked(&mut self) {
-        self.rounds = 0;
-    }
-
-    fn wait(&mut self, next: &Next) {
-        self.rounds += 1;
-        if self.rounds == 1 {
-            self.busy = Instant::now();
-        }
-        if self.rounds % Self::ROUNDS != 0 {
-            return std::hint::spin_loop();
-        }
-        let idle = self.busy.elapsed();
-        if idle < self.spin {
-            // With fewer processors than threads the one that would ring must run.
-            return std::thread::yield_now();
-        }
-        let longest = match idle < Self::LONG {
-            true => Duration::from_millis(1),
-            false => Duration::from_millis(5),
-        };
-        let mut sleep = ((idle - self.spin) / 8).clamp(Duration::from_micros(20), longest);
-        if let Next::At(Some(deadline)) = next {
-            sleep = sleep.min(deadline.saturating_duration_since(Instant::now()));
-        }
-        std::thread::park_timeout(sleep);
-        // Each later look is followed by a sleep of its own.
-        self.rounds = Self::ROUNDS - 1;
     }
 }

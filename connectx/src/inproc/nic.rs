@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use super::events::{self, Event, Queue};
 use super::memory::{Memory, PAGE, RegisterError, Registry};
-use super::uar::Page;
 use super::{Events, Shared};
 use crate::cmd::{self, Request};
 use crate::hca::Hca;
@@ -21,6 +20,7 @@ use crate::ifc::event::{eqe, kind};
 use crate::ifc::opcode::{self, Status};
 use crate::objects::qp::Service;
 use crate::platform::{Function as _, ResetKind};
+use crate::polling::Page;
 use crate::wire::port::PortState;
 
 /// Why something was not done.

@@ -25,6 +25,7 @@ use crate::engine::timer::Timers;
 use crate::fault::Faults;
 use crate::log::{Referee, Refusal};
 use crate::platform::{Dma, DmaFault, Interrupts};
+use crate::polling::mapped::Mapped;
 use crate::wire::packet::Packet;
 use crate::wire::port::{CAP_MASK, Port};
 
@@ -232,6 +233,9 @@ pub struct Counters {
     pub access_naks: u64,
     /// WQEs taken from a UAR page and not from memory.
     pub blueflame_wqes: u64,
+    /// Doorbells found in the memory of a mapped page, and of these the ones that may have waited for longer than 5 us.
+    pub found_doorbells: u64,
+    pub late_doorbells: u64,
     /// Wrong signatures that completions told of.
     pub signature_errors: u64,
     /// Page faults that the driver was told of.
@@ -277,6 +281,8 @@ pub struct Device {
     pub uars: Table<Owned>,
     /// Doorbells on them that were foreign or lost, since each was allocated.
     pub strays: BTreeMap<u32, u64>,
+    /// Which of them are mapped into the guest, if any are.
+    pub mapped: Option<Arc<Mapped>>,
     /// What is being written to them.
     pub copies: Copies,
     /// Protection domains.
@@ -354,6 +360,7 @@ impl Device {
             uctxs: Table::new(1, (1 << Capabilities::LOG_MAX_UCTX) - 1),
             uars: Table::new(FIRST_UAR, UARS),
             strays: BTreeMap::new(),
+            mapped: None,
             copies: Copies::default(),
             pds: Table::new(1, (1 << Capabilities::LOG_MAX_PD) - 1),
             xrcds: Table::new(1, (1 << Capabilities::LOG_MAX_XRCD) - 1),
@@ -423,6 +430,9 @@ impl Device {
         self.pages = Pages::default();
         self.uctxs.clear();
         self.uars.clear();
+        if let Some(mapped) = &self.mapped {
+            mapped.freed(None);
+        }
         self.strays.clear();
         self.copies = Copies::default();
         self.pds.clear();
@@ -528,6 +538,8 @@ impl Device {
             ("lost_doorbells", c.lost_doorbells),
             ("doorbells_ahead", c.doorbells_ahead),
             ("torn_wqes", c.torn_wqes),
+            ("found_doorbells", c.found_doorbells),
+            ("late_doorbells", c.late_doorbells),
             ("dma_faults", self.host.faults()),
             ("cq_overruns", c.cq_overruns),
             ("eq_overruns", c.eq_overruns),

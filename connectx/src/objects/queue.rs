@@ -113,6 +113,8 @@ pub struct Cq {
     pub consumer: u32,
     /// What it waits for.
     pub arm: Arm,
+    /// The word that armed it last.
+    pub arm_word: Option<u32>,
     /// Producer index after the last solicited completion or error.
     pub last_solicited: u32,
     /// Producer index at the last event.

@@ -2,6 +2,7 @@
 //! Numbered objects.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 /// Which free number is given out next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -78,6 +79,31 @@ impl<T: Weigh> Table<T> {
         self.live += 1;
         self.weigh(number);
         Some(number)
+    }
+
+    /// Adds an object with a number of a range; `None` when all of these are taken.
+    pub fn insert_within(&mut self, object: T, range: Range<u32>) -> Option<u32> {
+        let fits = |number: &u32| range.contains(number);
+        if !self.free.iter().any(fits) {
+            // Numbers that are passed over are free.
+            let next = |table: &Self| table.first + table.slots.len() as u32;
+            while next(self) < range.end {
+                if self.slots.len() >= self.limit {
+                    return None;
+                }
+                let number = next(self);
+                self.slots.push(None);
+                self.weights.push(0);
+                self.free.push_back(number);
+                if number >= range.start {
+                    break;
+                }
+            }
+        }
+        let at = self.free.iter().position(fits)?;
+        let number = self.free.remove(at)?;
+        self.free.push_front(number);
+        self.insert(object)
     }
 
     /// Weighs an object again, after a change to its lists.

@@ -18,6 +18,7 @@ mod hostile;
 mod kept;
 mod lifecycle;
 mod limits;
+mod mapped;
 mod ownership;
 mod paging;
 mod queues;

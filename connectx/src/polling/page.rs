@@ -1,49 +1,52 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Doorbell pages that are plain memory. Nothing traps a store to them: the engine thread looks.
+//! A doorbell page that is plain memory. Nothing traps a store to it: a thread looks.
 //!
 //! A register that is found written is taken with an atomic exchange against 0, which no doorbell is (every doorbell
 //! names a queue, and no queue has the number 0), so that none is missed or seen twice, not even two of the same value.
 //! What cannot be seen is a doorbell that another overwrote in between; see [`Page::queue_pairs`].
 
+use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::memory::Memory;
 use crate::ifc::wqe::uar;
 
 /// A register of a page that was written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Ring {
-    pub(super) offset: u64,
+pub(crate) struct Ring {
+    pub(crate) offset: u64,
     /// The bytes in the order of memory.
-    pub(super) value: [u8; 8],
+    pub(crate) value: [u8; 8],
 }
 
-/// A page that the engine thread looks at.
+/// A page that is looked at.
 #[derive(Debug)]
-pub(super) struct Page {
+pub(crate) struct Page {
     /// Function, by its place in the fabric.
-    pub(super) nic: usize,
+    pub(crate) nic: usize,
     /// Number of the page.
-    pub(super) number: u32,
+    pub(crate) number: u32,
     /// First byte.
     base: *mut u8,
     /// Queue pairs with this page. Two that share a register can ring between two looks, and then only the last doorbell is
-    /// there; a doorbell record is never lost, so after each doorbell those of all of them are read.
-    pub(super) queue_pairs: Vec<u32>,
-    /// What it lies in, if that is the fabric's to keep.
-    pub(super) memory: Option<Arc<Memory>>,
+    /// there; a doorbell record is never lost, so after each doorbell those of all of them are read. Of a function that has
+    /// none listed here the function's own tables say which they are.
+    pub(crate) queue_pairs: Vec<u32>,
+    /// What it lies in, if that is ours to keep.
+    pub(crate) memory: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 // SAFETY: the pointer is only used for atomic accesses, to memory that by the contract of `Page::new` is mapped.
 unsafe impl Send for Page {}
 
-/// Its registers, but for those of event queues, which are not rung by memory: the driver's side is in this process too.
-const REGISTERS: [u64; 1 + SEND] = {
-    let mut registers = [uar::CQ; 1 + SEND];
+/// Its registers, but for those of event queues, which are not rung by memory: only the driver has event queues, and its
+/// pages are trapped, or it is in this process too.
+const REGISTERS: [u64; 2 + SEND] = {
+    let mut registers = [uar::CQ; 2 + SEND];
+    registers[1] = uar::SQ_DBR_LESS;
     let mut i = 0;
     while i < SEND {
-        registers[1 + i] = uar::SQ + i as u64 * uar::SQ_STRIDE;
+        registers[2 + i] = uar::SQ + i as u64 * uar::SQ_STRIDE;
         i += 1;
     }
     registers
@@ -55,7 +58,7 @@ impl Page {
     ///
     /// # Safety
     /// `base` is aligned to a page, and the page is mapped for reading and writing as long as the `Page` lives.
-    pub(super) unsafe fn new(nic: usize, number: u32, base: *mut u8) -> Self {
+    pub(crate) unsafe fn new(nic: usize, number: u32, base: *mut u8) -> Self {
         Self {
             nic,
             number,
@@ -74,7 +77,7 @@ impl Page {
 
     /// Takes what was written to the page's registers. Returns whether there was anything.
     #[inline]
-    pub(super) fn take(&self, mut rung: impl FnMut(Ring)) -> bool {
+    pub(crate) fn take(&self, mut rung: impl FnMut(Ring)) -> bool {
         let mut any = false;
         for offset in REGISTERS {
             // The second word names the queue. Without it only half of a doorbell of two 4-byte stores is there.
@@ -99,6 +102,7 @@ fn whole(value: u64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mem::SharedMemory;
 
     fn taken(page: &Page) -> Vec<(u64, [u8; 8])> {
         let mut list = vec![];
@@ -108,14 +112,14 @@ mod tests {
 
     #[test]
     fn every_register_is_taken_once_and_only_when_whole() {
-        let memory = Memory::new(&Default::default(), 4096).unwrap();
+        let memory = SharedMemory::new("page", 4096).unwrap();
         // SAFETY: `memory` outlives the page.
         let page = unsafe { Page::new(0, 1, memory.as_ptr()) };
         assert_eq!(taken(&page), []);
         let value = [0, 0, 1, 0, 0, 0, 0x41, 0];
         for offset in REGISTERS.map(|offset| offset as usize) {
             for _ in 0..2 {
-                memory.write(offset, &value);
+                memory.write(offset as u64, &value).unwrap();
                 assert_eq!(
                     taken(&page),
                     [(offset as u64, value)],
@@ -124,12 +128,12 @@ mod tests {
                 assert_eq!(taken(&page), []);
             }
         }
-        memory.write(0x800, &value[..4]);
+        memory.write(0x800, &value[..4]).unwrap();
         assert_eq!(taken(&page), [], "half a doorbell");
-        memory.write(0x804, &value[4..]);
+        memory.write(0x804, &value[4..]).unwrap();
         assert_eq!(taken(&page), [(0x800, value)]);
         // The WQE bytes of a BlueFlame copy are no doorbells.
-        memory.write(0x808, &[9; 56]);
+        memory.write(0x808, &[9; 56]).unwrap();
         assert_eq!(taken(&page), []);
     }
 }
