@@ -14,6 +14,7 @@ runner_options() {
     expect_status 125 vm --timeout 0 -- true
     expect_status 125 vm --share /nonexistent -- true
     expect_status 125 vm --cap bf -- true
+    expect_status 125 vm --outside-gpu x -- true
     expect_status 125 vm --peer -- true
     expect_status 125 vm --peer true --peer-wait x -- true
     expect_status 125 vm

@@ -17,6 +17,8 @@ pub mod port {
     pub const KERNEL: &str = "org.ibgda.kernel";
     /// The model's control socket, for programs in the guest (`connectx ctl`).
     pub const MODEL: &str = "org.ibgda.model";
+    /// The agent of a GPU outside the guest.
+    pub const GPU: &str = "org.ibgda.gpu";
     /// QEMU's monitor (QMP), for tests in the guest that plug devices in and out.
     pub const MONITOR: &str = "org.ibgda.monitor";
 }

@@ -5,6 +5,7 @@ mod child;
 mod guest;
 mod model;
 mod outcome;
+mod outside;
 mod problems;
 mod qemu;
 mod session;
@@ -20,6 +21,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 pub use outcome::Outcome;
+pub use outside::Outside;
 
 /// What to boot and what to run. All paths are those inside the root file system.
 #[derive(Debug, clap::Parser)]
@@ -45,6 +47,12 @@ pub struct Options {
     /// The NICs have no Access Control Services, IOMMU or not.
     #[arg(long)]
     pub no_acs: bool,
+    /// Doorbell pages of users are mapped into the guest, and not trapped.
+    #[arg(long)]
+    pub mapped_doorbells: bool,
+    /// The guest has a port to the agent of a GPU outside it. Doorbell pages are mapped.
+    #[arg(long, value_enum)]
+    pub outside_gpu: Option<Outside>,
     /// Load ibgda.ko in the guest.
     #[arg(long)]
     pub module: bool,

@@ -66,6 +66,10 @@ pub fn start(options: &Options) -> Result<Result<Option<Guarded>, Outcome>> {
             ])
             .args(["--hosts", hosts])
             .args((options.iommu && !options.no_acs).then_some("--acs"))
+            .args(
+                (options.mapped_doorbells || options.outside_gpu.is_some())
+                    .then_some("--doorbells=mapped"),
+            )
             .args(options.caps.iter().flat_map(|cap| ["--cap", cap]))
             .arg("--dir")
             .arg(&dir)

@@ -4,8 +4,8 @@
 use std::ffi::OsString;
 use std::path::Path;
 
-use super::model;
 use super::vm::Vm;
+use super::{model, outside};
 use crate::protocol::port;
 
 /// RAM of the guest.
@@ -148,6 +148,17 @@ fn ports(line: &mut Line, vm: &Vm<'_>) {
     ]);
     line.add(&["-object", "monitor-qmp,id=monitor,chardev=qmp"]);
     line.add(&["-device", "virtio-serial-pci,id=serial"]);
+    if let Some(socket) = outside::socket(vm.options) {
+        // QEMU listens: the agent may come when it likes.
+        line.add(&[
+            "-chardev",
+            &format!("socket,id=gpu,server=on,wait=off,path={}", socket.display()),
+        ]);
+        line.add(&[
+            "-device",
+            &format!("virtserialport,bus=serial.0,chardev=gpu,name={}", port::GPU),
+        ]);
+    }
     let mut join = |id: &str, name: &str, socket: &Path| {
         line.add(&[
             "-chardev",

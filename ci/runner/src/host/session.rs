@@ -11,7 +11,7 @@ use anyhow::{Result, bail};
 use super::child::{Guarded, describe};
 use super::guest::{Guest, Phase};
 use super::vm::Vm;
-use super::{Outcome, model};
+use super::{Outcome, model, outside};
 use crate::protocol::{PEERS, Report};
 
 /// For a guest to write the stacks of what hangs.
@@ -42,6 +42,7 @@ pub fn run(vms: &[Vm<'_>]) -> Result<(usize, Outcome)> {
         Ok(model) => model,
         Err(died) => return Ok((0, died)),
     };
+    let agent = outside::start(options)?;
     let (sender, events) = channel();
     let guests = vms.iter().enumerate();
     let guests: Result<Vec<_>> = guests
@@ -61,6 +62,7 @@ pub fn run(vms: &[Vm<'_>]) -> Result<(usize, Outcome)> {
     for guest in session.guests {
         guest.end()?;
     }
+    agent.map_or(Ok(()), outside::end)?;
     let outcome = match model {
         Some(model) => model::end(model, outcome)?,
         None => outcome,

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A GPU outside the guest (docs/hil.md): a port of the guest that leads to its agent, and the agent, if it is ours to start.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::Result;
+
+use super::child::Guarded;
+use super::{Options, log_file, model};
+
+/// For the agent to end once the guest's port has closed.
+const END: Duration = Duration::from_secs(10);
+
+/// Where the agent is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Outside {
+    /// It is started here, and runs kernels on CPU threads.
+    Cpu,
+    /// Somebody starts one that finds `gpu.sock` and `ctl.sock` in the log directory.
+    Wait,
+}
+
+/// The socket that QEMU joins the port to.
+pub fn socket(options: &Options) -> Option<PathBuf> {
+    options.outside_gpu.map(|outside| {
+        let dir = match outside {
+            Outside::Cpu => &options.run_dir,
+            Outside::Wait => &options.log,
+        };
+        dir.join("gpu.sock")
+    })
+}
+
+/// Starts the agent, which waits for the socket.
+pub fn start(options: &Options) -> Result<Option<Guarded>> {
+    let (Some(Outside::Cpu), Some(socket)) = (options.outside_gpu, socket(options)) else {
+        return Ok(None);
+    };
+    let mut command = Command::new(options.model.with_file_name("ibgda-gpu-agent"));
+    command
+        .args(["--on", "cpu"])
+        .arg("--guest")
+        .arg(socket)
+        .arg("--model")
+        .arg(model::control(options))
+        .stdin(Stdio::null())
+        .stdout(log_file(&options.log, "gpu-agent.log")?)
+        .stderr(log_file(&options.log, "gpu-agent.stderr")?);
+    Guarded::spawn(&mut command).map(Some)
+}
+
+/// Ends the agent, which QEMU's end has told to end.
+pub fn end(mut agent: Guarded) -> Result<()> {
+    if agent.wait(END)?.is_none() {
+        agent.terminate(END)?;
+    }
+    Ok(())
+}
