@@ -307,9 +307,14 @@ fn fits(qp: &Qp, position: Position, is_send: bool) -> bool {
     }
 }
 
-/// Whether a packet is full, unless it is the last.
+/// Whether a packet is full, unless it is the last (IBA 9.7.4.1.6). One that stands for several has all but its last full.
 fn is_whole(qp: &Qp, packet: &Packet, data: Data<'_>, position: Position) -> bool {
-    position.last || data.len() == qp.decoded.mtu * packet.span as usize
+    let (len, mtu, span) = (data.len(), qp.decoded.mtu, packet.span as usize);
+    let others = mtu * span.saturating_sub(1);
+    match position.last {
+        true => len <= others + mtu && (len > others || span <= 1),
+        false => len == others + mtu,
+    }
 }
 
 /// Completes a receive WQE; a completion queue that has failed is an error that the sender sees.

@@ -43,6 +43,27 @@ fn fails(pair: &mut Pair, op: u8, segments: &[[u8; 16]], expected: u8) {
     assert_eq!(a.qp.state(&mut guests[0]), ERROR);
 }
 
+/// A write of 1024 bytes, in packets of 256 to a queue pair that takes 1024 for full, and the other way round.
+#[test]
+pub fn packets_that_are_full_at_one_end_only_stop_both_sides() {
+    for (near, far) in [(1, 3), (3, 1)] {
+        let mut pair = Pair::with(|s| s.mtu = if s.lid == 2 { near } else { far });
+        let (at, key) = (pair.sides[1].at, pair.sides[1].key);
+        let local = pointer(1024, pair.sides[0].key, pair.sides[0].at);
+        fails(
+            &mut pair,
+            send::RDMA_WRITE,
+            &[remote(at, key), local],
+            syndrome::REMOTE_INVAL_REQ,
+        );
+        let Pair { guests, sides } = &mut pair;
+        let b = &mut sides[1];
+        assert_eq!(b.qp.state(&mut guests[1]), ERROR);
+        let event = eventually(|| guests[1].event());
+        assert_eq!(event, (kind::WQ_INVAL_REQ_ERROR, b.qp.qpn));
+    }
+}
+
 #[test]
 pub fn a_wrong_remote_key_stops_both_sides() {
     let mut pair = Pair::new();
