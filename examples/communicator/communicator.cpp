@@ -36,13 +36,17 @@ void check(int error)
 		throw std::runtime_error(ibgda_last_error());
 }
 
-void check(ibgda_status status, const char *what)
+/* Of what was done with another rank. */
+void check(ibgda_status status, const char *what, unsigned peer)
 {
 	if (status == IBGDA_OK)
 		return;
 	char text[512];
 	check(ibgda_status_text(status, text, sizeof(text)));
-	throw std::runtime_error(std::string(what) + ": " + text);
+	/* The others are to find the rank that failed first, and not that this one has ended for it. */
+	sleep(2);
+	const char *gone = status == IBGDA_ERR_TRANSPORT_RETRY_EXCEEDED ? " is gone, or cannot be reached" : "";
+	throw std::runtime_error("rank " + std::to_string(peer) + gone + ": " + what + ": " + text);
 }
 
 /* An object of the library, destroyed with its owner. */
@@ -139,21 +143,24 @@ void run(unsigned rank, unsigned size, const char *gpu, const char *nic, unsigne
 	/* Nobody posts before all are connected. */
 	share(parent, card, size);
 
+	ibgda_u32 failed = 0;
 	for (unsigned round = 1; round <= rounds; round++) {
 		for (unsigned peer = 0; peer < size; peer++)
 			for (unsigned at = 0; at < BLOCK_BYTES; at++)
 				own->out[peer][at] = pattern(rank, peer, round, at);
-		check(exchange(team, round, ibgda_clock_ns() + PATIENCE_NS), "exchange");
+		ibgda_status status = exchange(team, round, ibgda_clock_ns() + PATIENCE_NS, failed);
+		check(status, "exchange", failed);
 		for (unsigned peer = 0; peer < size; peer++)
 			for (unsigned at = 0; peer != rank && at < BLOCK_BYTES; at++)
 				if (own->in[peer][at] != pattern(peer, rank, round, at))
 					throw std::runtime_error("round " + std::to_string(round) + ": byte " + std::to_string(at) +
 								 " of rank " + std::to_string(peer) + "'s block is wrong");
-		check(acknowledge(team, round), "acknowledge");
+		status = acknowledge(team, round, failed);
+		check(status, "acknowledge", failed);
 	}
 	for (unsigned peer = 0; peer < size; peer++)
 		if (peer != rank)
-			check(ibgda_quiet(team.qps[peer], ibgda_clock_ns() + PATIENCE_NS), "the last acknowledgements");
+			check(ibgda_quiet(team.qps[peer], ibgda_clock_ns() + PATIENCE_NS), "the last acknowledgements", peer);
 	/* Nobody ends while another still writes to it. */
 	share(parent, card, size);
 	std::printf("rank %u on NIC %s: %u rounds with %u peers, every byte right\n", rank, nic, rounds, size - 1);
@@ -201,6 +208,7 @@ try {
 	}
 
 	std::vector<int> sockets;
+	std::vector<pid_t> children;
 	for (unsigned rank = 0; rank < size; rank++) {
 		int pair[2];
 		if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair))
@@ -211,6 +219,7 @@ try {
 		if (child) {
 			close(pair[1]);
 			sockets.push_back(pair[0]);
+			children.push_back(child);
 			continue;
 		}
 		/* An end of another rank's line that stayed open here would hide that rank's death. */
@@ -237,7 +246,9 @@ try {
 		close(socket);
 	for (unsigned rank = 0; rank < size; rank++) {
 		int status = 0;
-		wait(&status);
+		waitpid(children[rank], &status, 0);
+		if (WIFSIGNALED(status))
+			std::fprintf(stderr, "rank %u: ended by signal %d\n", rank, WTERMSIG(status));
 		good = good && WIFEXITED(status) && !WEXITSTATUS(status);
 	}
 	return good ? 0 : 1;
