@@ -12,5 +12,6 @@ pub mod monitor;
 pub mod pair;
 pub mod process;
 pub mod rdma;
+pub mod side;
 pub mod tools;
 pub mod verbs;
