@@ -59,6 +59,9 @@ enum Command {
         /// Give the ConnectX functions an Access Control Services capability.
         #[arg(long)]
         acs: bool,
+        /// The ConnectX functions are SR-IOV virtual functions, as a guest has them that was given some.
+        #[arg(long)]
+        vf: bool,
         /// Folder for sockets and logs; made if it is missing.
         #[arg(long)]
         dir: PathBuf,
@@ -153,12 +156,13 @@ fn main() -> ExitCode {
             gpus,
             hosts,
             acs,
+            vf,
             dir,
             ctl,
             caps,
             doorbells,
             uar_reuse,
-        } => template(acs, &caps, uar_reuse.into())
+        } => template([acs, vf], &caps, uar_reuse.into())
             .and_then(|nic| serve([nics, gpus], hosts, &nic, doorbells, &dir, ctl))
             .map(|()| ExitCode::SUCCESS),
         Command::Explain {
@@ -251,13 +255,14 @@ enum End {
 }
 
 /// What all NICs have in common.
-fn template(acs: bool, caps: &[String], uar_reuse: Reuse) -> anyhow::Result<HcaConfig> {
+fn template([acs, vf]: [bool; 2], caps: &[String], uar_reuse: Reuse) -> anyhow::Result<HcaConfig> {
     let mut capabilities = Capabilities::new();
     for setting in caps {
         capabilities.set(setting).map_err(anyhow::Error::msg)?;
     }
     Ok(HcaConfig {
         acs,
+        virtual_function: vf,
         capabilities,
         uar_reuse,
         ..HcaConfig::numbered(0)

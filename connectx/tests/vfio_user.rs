@@ -59,7 +59,7 @@ impl Function for Probe {
         "nic0"
     }
     fn config_space(&self) -> ConfigSpace {
-        hca_config::config_space(0x0011_2233_4455_6677)
+        hca_config::config_space(0x0011_2233_4455_6677, false)
     }
     fn bar_sizes(&self) -> [u64; 6] {
         [hca_config::BAR0_SIZE, 0, 0, 0, 0, 0]

@@ -211,6 +211,13 @@ impl Capabilities {
         }
     }
 
+    /// What a virtual function has less: it does not manage the virtual ports of others (`MLX5_VPORT_MANAGER`).
+    pub(crate) fn of_virtual_function(&mut self) {
+        for caps in [&mut self.max, &mut self.current] {
+            cap::vport_group_manager.set(caps, 0);
+        }
+    }
+
     /// Changes a general capability as `NAME=VALUE` says, by its name in `cmd_hca_cap`: to less than the model has, or to a
     /// restriction.
     pub fn set(&mut self, setting: &str) -> Result<(), String> {

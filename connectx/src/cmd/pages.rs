@@ -32,7 +32,7 @@ mod op {
     pub const TAKE: u16 = 2;
 }
 
-pub(super) fn query_pages(_: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {
+pub(super) fn query_pages(device: &mut Device, request: &Request<'_>) -> Result<Reply, Reject> {
     let wanted = match request.op_mod() {
         op::BOOT => BOOT_PAGES,
         op::INIT => INIT_PAGES,
@@ -45,6 +45,8 @@ pub(super) fn query_pages(_: &mut Device, request: &Request<'_>) -> Result<Reply
             ));
         }
     };
+    // The pages of a virtual function are lent by its physical function's driver (`MLX5_VF` of pagealloc.c).
+    let wanted = if device.virtual_function { 0 } else { wanted };
     let mut out = ok(query_pages_out::SIZE);
     query_pages_out::num_pages.set(&mut out, wanted);
     Ok(out)
@@ -122,7 +124,7 @@ fn imbalance(pages: &Pages, objects: u64) -> i32 {
 
 /// Asks the driver for pages when the objects need more, and offers those back that they do not need any more.
 pub(super) fn balance(device: &mut Device) {
-    if device.phase != Phase::Initialised || device.pages.asked {
+    if device.phase != Phase::Initialised || device.pages.asked || device.virtual_function {
         return;
     }
     let objects = device.objects().iter().map(|(_, n)| n).sum();

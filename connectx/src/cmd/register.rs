@@ -31,6 +31,17 @@ pub(super) fn access_register(device: &mut Device, request: &Request<'_>) -> Res
     // op_mod 1 reads, 0 writes.
     let read = request.op_mod() == 1;
     let given = access_register_in::register_data.tail(request.input);
+    // The whole NIC's, which is its physical function's to set (`mlx5_core_is_pf` in set_hca_ctrl).
+    if device.virtual_function && register == number::HOST_ENDIANNESS {
+        let rule = "a register that a virtual function has";
+        return Err(Reject::new(
+            Status::BadOp,
+            "register_id",
+            register,
+            rule,
+            IFC,
+        ));
+    }
     let mut data = match (register, read) {
         (number::HOST_ENDIANNESS, false) => given.to_vec(),
         (number::PTYS, true) => port_type(given),

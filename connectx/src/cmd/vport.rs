@@ -17,7 +17,8 @@ pub(super) fn query_context(device: &mut Device, _: &Request<'_>) -> Result<Repl
     let mut out = ok(query_hca_vport_context_out::SIZE);
     let context = query_hca_vport_context_out::hca_vport_context.bytes_mut(&mut out);
     let values = [
-        (port::has_smi, 1),
+        // A virtual port has no subnet management interface of its own.
+        (port::has_smi, u64::from(!device.virtual_function)),
         (port::port_physical_state, device.port.physical_state()),
         (port::port_state, device.port.state as u64),
         (port::vport_state, device.port.state as u64),

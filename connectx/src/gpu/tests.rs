@@ -21,7 +21,7 @@ impl Function for Target {
         &self.name
     }
     fn config_space(&self) -> ConfigSpace {
-        crate::hca_config::config_space(1)
+        crate::hca_config::config_space(1, false)
     }
     fn bar_sizes(&self) -> [u64; 6] {
         [0x10000, 0, 0, 0, 0, 0]

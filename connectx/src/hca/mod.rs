@@ -27,7 +27,7 @@ use crate::wire::port::Port;
 use init_segment::{Health, InitSegment};
 
 pub use crate::hca_config::MSIX_VECTORS;
-use crate::hca_config::{BAR0_SIZE, config_space, config_space_with_acs};
+use crate::hca_config::{BAR0_SIZE, config_space, config_space_of_vf};
 
 /// First byte behind the initialisation segment and the MSI-X tables, which the host emulates.
 const DOORBELLS: u64 = crate::objects::device::FIRST_UAR as u64 * uar::PAGE;
@@ -43,6 +43,8 @@ pub struct HcaConfig {
     pub guid: u64,
     /// The function has an Access Control Services capability.
     pub acs: bool,
+    /// It is an SR-IOV virtual function, as a guest has it that was given one.
+    pub virtual_function: bool,
     /// Capabilities after each reset.
     pub capabilities: Capabilities,
     /// Which freed UAR page is given out next.
@@ -59,6 +61,7 @@ impl HcaConfig {
             lid: index as u16 + 1,
             guid: GUID + index as u64,
             acs: false,
+            virtual_function: false,
             capabilities: Capabilities::new(),
             uar_reuse: Reuse::default(),
         }
@@ -70,6 +73,7 @@ pub struct Hca {
     name: String,
     guid: u64,
     acs: bool,
+    virtual_function: bool,
     fabric: Arc<Fabric>,
     /// Its place in the fabric.
     index: usize,
@@ -82,14 +86,20 @@ impl Hca {
     pub fn new(fabric: &Arc<Fabric>, config: HcaConfig) -> Self {
         let port = Port::new(config.lid, config.guid);
         let mut device = Device::new(config.name.clone(), port, fabric.referee());
-        device.caps = config.capabilities.clone();
-        device.power_on_caps = config.capabilities;
+        let mut capabilities = config.capabilities;
+        if config.virtual_function {
+            capabilities.of_virtual_function();
+        }
+        device.caps = capabilities.clone();
+        device.power_on_caps = capabilities;
+        device.virtual_function = config.virtual_function;
         device.uars.set_reuse(config.uar_reuse);
         let index = fabric.attach(device);
         Self {
             name: config.name,
             guid: config.guid,
             acs: config.acs,
+            virtual_function: config.virtual_function,
             fabric: fabric.clone(),
             index,
             segment: Mutex::default(),
@@ -126,9 +136,9 @@ impl Function for Hca {
     }
 
     fn config_space(&self) -> ConfigSpace {
-        match self.acs {
-            true => config_space_with_acs(self.guid),
-            false => config_space(self.guid),
+        match self.virtual_function {
+            true => config_space_of_vf(self.acs),
+            false => config_space(self.guid, self.acs),
         }
     }
 

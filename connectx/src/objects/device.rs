@@ -271,6 +271,8 @@ pub struct Device {
     pub caps: Capabilities,
     /// What they are after a reset.
     pub power_on_caps: Capabilities,
+    /// It is an SR-IOV virtual function.
+    pub virtual_function: bool,
     /// Command queue.
     pub commands: CommandQueue,
     /// Pages that the driver lent us.
@@ -355,6 +357,7 @@ impl Device {
             issi: 0,
             caps: Capabilities::new(),
             power_on_caps: Capabilities::new(),
+            virtual_function: false,
             commands: CommandQueue::default(),
             pages: Pages::default(),
             uctxs: Table::new(1, (1 << Capabilities::LOG_MAX_UCTX) - 1),

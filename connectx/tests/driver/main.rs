@@ -28,5 +28,6 @@ mod signatures;
 mod states;
 mod syndromes;
 mod traffic;
+mod virtual_function;
 
 use connectx_guest as guest;

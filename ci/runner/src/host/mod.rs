@@ -53,6 +53,9 @@ pub struct Options {
     /// The guest has a port to the agent of a GPU outside it. Doorbell pages are mapped.
     #[arg(long, value_enum)]
     pub outside_gpu: Option<Outside>,
+    /// The NICs are SR-IOV virtual functions.
+    #[arg(long)]
+    pub vf: bool,
     /// Load ibgda.ko in the guest.
     #[arg(long)]
     pub module: bool,

@@ -70,6 +70,7 @@ pub fn start(options: &Options) -> Result<Result<Option<Guarded>, Outcome>> {
                 (options.mapped_doorbells || options.outside_gpu.is_some())
                     .then_some("--doorbells=mapped"),
             )
+            .args(options.vf.then_some("--vf"))
             .args(options.caps.iter().flat_map(|cap| ["--cap", cap]))
             .arg("--dir")
             .arg(&dir)
