@@ -29,7 +29,15 @@ pub struct Function {
     pub cpus: String,
     /// The driver that is bound to it.
     pub driver: Option<String>,
+    /// It is an SR-IOV virtual function.
+    pub is_virtual: bool,
 }
+
+/// Virtual functions that a guest was given, which have no link to their physical function there: those that mlx5_core
+/// knows by `MLX5_PCI_DEV_IS_VF` (`mlx5_core_pci_table`).
+const MELLANOX_VFS: [u64; 8] = [
+    0x1012, 0x1014, 0x1016, 0x1018, 0x101a, 0x101c, 0x101e, 0xa2d3,
+];
 
 impl Function {
     fn read(root: &Root, bdf: Bdf) -> Self {
@@ -49,15 +57,19 @@ impl Function {
             }
         }
         bridges.retain(|&bridge| bridge != bdf);
+        let vendor = root.number(&at("vendor")).unwrap_or(0);
+        let device = root.number(&at("device")).unwrap_or(0);
+        let is_known = vendor == MELLANOX && MELLANOX_VFS.contains(&device);
         Self {
             bdf,
             host,
             bridges,
             class: root.number(&at("class")).unwrap_or(0),
-            vendor: root.number(&at("vendor")).unwrap_or(0),
+            vendor,
             node: root.number(&at("numa_node")),
             cpus: root.text(&at("local_cpulist")).unwrap_or_default(),
             driver: root.link_name(&at("driver")),
+            is_virtual: is_known || root.link(&at("physfn")).is_some(),
         }
     }
 

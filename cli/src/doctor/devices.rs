@@ -37,7 +37,7 @@ pub fn nics(facts: &Facts<'_>) -> Vec<Finding> {
             let fix = "modprobe mlx5_ib; in a container: the host's network namespace, or rdma system set netns shared";
             (format!("no verbs device ({driver})"), fix)
         } else {
-            return Finding::ok(NAME, nic.title()).of(nic.function.bdf);
+            return Finding::ok(NAME, described(nic)).of(nic.function.bdf);
         };
         // What else is in the machine is its owner's business, if there is one to work with.
         let finding = match (has_one, nic.is_foreign()) {
@@ -48,6 +48,16 @@ pub fn nics(facts: &Facts<'_>) -> Vec<Finding> {
         finding.of(nic.function.bdf)
     });
     findings.collect()
+}
+
+fn described(nic: &Nic) -> String {
+    match nic.function.is_virtual {
+        true => format!(
+            "{}, a virtual function: its link, its power and a reset of the whole NIC are its physical function's",
+            nic.title()
+        ),
+        false => nic.title(),
+    }
 }
 
 #[cfg(test)]
@@ -82,6 +92,19 @@ mod tests {
         check(&Fixture::empty(), nics)
             .is("fail", "no RDMA NIC")
             .fixed_by("ConnectX-4");
+    }
+
+    #[test]
+    fn virtual_functions_are_told_by_their_id_or_their_physical_function() {
+        let nic = "0000:05:00.0";
+        let fixture = Fixture::healthy();
+        let device = fixture.device(nic);
+        fixture.write(&format!("{device}/device"), "0x101c\n");
+        check(&fixture, nics).is("ok", "mlx5_0 (0000:05:00.0), a virtual function");
+        fixture.write(&format!("{device}/device"), "0x101b\n");
+        check(&fixture, nics).is("ok", "mlx5_0 (0000:05:00.0)");
+        fixture.link(&format!("{device}/physfn"), "../0000:05:00.1");
+        check(&fixture, nics).is("ok", "a virtual function");
     }
 
     #[test]

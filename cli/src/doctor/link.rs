@@ -46,7 +46,7 @@ pub fn links(facts: &Facts<'_>) -> Vec<Finding> {
                         Finding::ok(NAME, format!("{found}, all that it can do"))
                     }
                 }
-                _ => Finding::not_applicable(NAME, "the kernel does not know its link (a virtual function has none)"),
+                _ => Finding::not_applicable(NAME, "the kernel does not know its link (a virtual function has none of its own)"),
             };
             finding.of(function.bdf)
         })
