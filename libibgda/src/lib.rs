@@ -39,8 +39,8 @@ mod devx;
 mod doorbell;
 mod error;
 mod event;
-mod idle;
 mod hub;
+mod idle;
 mod ifc;
 #[cfg(feature = "loopback")]
 pub mod loopback;
