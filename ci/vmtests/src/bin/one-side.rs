@@ -29,7 +29,7 @@ use ibgda_test_kernels::{Poller, Poster};
 use serde_json::{Value, json};
 use std::{
     env,
-    io::{BufRead, stdin},
+    io::stdin,
     sync::mpsc::{Receiver, channel},
     time::{Duration, Instant},
 };
