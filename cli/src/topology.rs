@@ -115,6 +115,7 @@ mod tests {
             node,
             cpus: String::new(),
             driver: None,
+            is_virtual: false,
         }
     }
 
