@@ -97,7 +97,8 @@ struct Meeting {
     pieces: BTreeMap<u16, Vec<u8>>,
     /// When what is waited for has to be complete: all ranks, or an exchange.
     deadline: Option<Instant>,
-    failed: bool,
+    /// Which rank failed first, and why: the cause of the rest.
+    failed: Option<(u16, String)>,
     connections: u64,
 }
 
@@ -110,7 +111,7 @@ impl Meeting {
             came: 0,
             pieces: BTreeMap::new(),
             deadline: Some(Instant::now() + patience),
-            failed: false,
+            failed: None,
             connections: 0,
         }
     }
@@ -128,13 +129,14 @@ impl Meeting {
                 None if self.deadline.is_some_and(|end| Instant::now() >= end) => self.late(),
                 None => {}
             }
-            if self.came == self.size || self.failed {
+            // Who comes after a failure is told of it, as far as the patience goes.
+            if self.came == self.size || (self.failed.is_some() && self.deadline.is_none()) {
                 listener = None;
             }
             if listener.is_none() && self.members.is_empty() {
                 return;
             }
-            if self.failed && self.deadline.is_none() {
+            if self.failed.is_some() && self.deadline.is_none() {
                 // The second patience is over too: whoever is left does not listen.
                 return;
             }
@@ -178,9 +180,13 @@ impl Meeting {
         } else if rank >= size {
             format!("there is no rank {rank} among {size}")
         } else if let Entry::Vacant(free) = self.members.entry(rank) {
+            if let Some((rank, why)) = self.failed.clone() {
+                // Its own thread sees that it is gone.
+                let _ = Frame::Failed { rank, why }.write(&mut stream);
+            }
             free.insert((connection, stream));
             self.came += 1;
-            if self.came == self.size {
+            if self.came == self.size && self.failed.is_none() {
                 let speaking = !self.pieces.is_empty();
                 self.deadline = speaking.then(|| Instant::now() + self.patience);
             }
@@ -209,7 +215,7 @@ impl Meeting {
 
     /// What was waited for did not come.
     fn late(&mut self) {
-        if self.failed {
+        if self.failed.is_some() {
             self.deadline = None;
             return;
         }
@@ -233,7 +239,8 @@ impl Meeting {
 
     /// Tells all others; the first failure is the cause of the rest.
     fn fail(&mut self, rank: u16, why: &str) {
-        if !std::mem::replace(&mut self.failed, true) {
+        if self.failed.is_none() {
+            self.failed = Some((rank, why.to_owned()));
             self.tell(&Frame::Failed {
                 rank,
                 why: why.to_owned(),

@@ -103,6 +103,19 @@ fn one_that_ends_without_a_word_is_named() {
 }
 
 #[test]
+fn one_that_comes_after_a_failure_hears_of_it() {
+    let (_coordinator, address) = coordinator(2, PATIENCE);
+    join(&address, 1, 2).fail("the policy does not allow it");
+    let zero = join(&address, 0, 2);
+    let error = zero.failure(PATIENCE).expect("it is told");
+    let Error::RankGone { rank: 1, why } = &error else {
+        panic!("{error}");
+    };
+    assert!(why.contains("the policy does not allow it"), "{why}");
+    zero.leave();
+}
+
+#[test]
 fn one_that_fails_is_named_with_its_own_words() {
     hear_of_one(|team| team.fail("the NIC was reset"), "the NIC was reset");
 }
