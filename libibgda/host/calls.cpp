@@ -39,6 +39,9 @@ template <class Call> ibgda_status by_mode(ibgda_u32 mode, Call call)
 		return call(Mode<S | C | D>());
 	}
 }
+
+/* Does a thread's own call have no such flag? Kernels are told with IBGDA_CHECKS_FULL only. */
+bool unknown(ibgda_u32 flags) { return flags & (~IBGDA_ALL_FLAGS | IBGDA_SKIP); }
 } // namespace
 
 CALL(ibgda_u64, ibgda_clock_ns, void);
@@ -51,6 +54,8 @@ ibgda_u64 host_ibgda_clock_ns(void) { return ibgda_clock_ns(); }
 	{                                                                                                       \
 		if (!qp)                                                                                        \
 			return IBGDA_ERR_INVALID_ARGUMENT;                                                      \
+		if (unknown(flags))                                                                             \
+			return IBGDA_ERR_FLAGS;                                                                 \
 		return by_mode(qp->mode, [&](auto mode) {                                                       \
 			return name<decltype(mode)::value>(qp, UNPACK arguments, flags, request);                \
 		});                                                                                             \
@@ -78,6 +83,8 @@ ibgda_status host_ibgda_put_inline(ibgda_qp *qp, ibgda_u64 remote, ibgda_u32 rke
 {
 	if (!qp || !data)
 		return IBGDA_ERR_INVALID_ARGUMENT;
+	if (unknown(flags))
+		return IBGDA_ERR_FLAGS;
 	return by_mode(qp->mode, [&](auto mode) {
 		return ibgda_put_inline<decltype(mode)::value>(qp, remote, rkey, data, bytes, flags, request);
 	});

@@ -241,9 +241,10 @@ unsafe fn given<T: Sized32>(call: &str, argument: &str, pointer: *const T) -> Re
 
 fn access(call: &str, bits: u32) -> Result<Access> {
     Access::from_bits(bits).ok_or_else(|| {
+        let unknown = bits & !Access::all().bits();
         Error::argument(
             call,
-            format!("access {bits:#x} has bits that mean nothing"),
+            format!("access {bits:#x} has the unknown bits {unknown:#x}"),
             "use IBGDA_ACCESS_*",
         )
     })
@@ -529,10 +530,14 @@ pub unsafe extern "C" fn ibgda_create_qp(
                 recv_cq.as_ref(),
             )
         };
-        if attr.mode & !ibgda_device::abi::IBGDA_SHARED != 0 || attr.reserved != 0 {
+        let unknown = attr.mode & !ibgda_device::abi::IBGDA_SHARED;
+        if unknown != 0 || attr.reserved != 0 {
             return Err(Error::argument(
                 CALL,
-                format!("mode is {:#x}, reserved {:#x}", attr.mode, attr.reserved),
+                format!(
+                    "mode {:#x} has the bits {unknown:#x}, which are not the caller's, and reserved is {:#x}",
+                    attr.mode, attr.reserved
+                ),
                 "mode is 0 or IBGDA_SHARED, reserved 0; the context's route adds its own bit",
             ));
         }
@@ -782,6 +787,14 @@ mod tests {
         let error = read(&later).err().expect("asks for more than is known");
         assert_eq!(error.errno(), libc::E2BIG);
         assert!(error.to_string().contains("byte 35 of attr"), "{error}");
+    }
+
+    #[test]
+    fn unknown_bits_are_named() {
+        assert!(access("call", 7).is_ok());
+        let error = access("call", 0x31).expect_err("unknown");
+        assert_eq!(error.errno(), libc::EINVAL);
+        assert!(error.to_string().contains("unknown bits 0x30"), "{error}");
     }
 
     #[test]

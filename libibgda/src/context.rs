@@ -20,8 +20,10 @@ use crate::{
     pci::Bdf,
     qp::{QueuePair, QueuePairOptions},
     route::{self, Route, RouteReport},
-    worker::lock,
+    worker::{Home, lock},
 };
+use ibgda_uapi::IBGDA_STATE_READY;
+use ibgda_verbs_sys::ibv_port_state;
 use std::{
     sync::{Arc, Mutex},
     thread,
@@ -143,12 +145,16 @@ pub struct Context {
     joined: Joined,
     wanted: Route,
     monitor: Arc<Monitor>,
+    home: Home,
 }
 
 impl Drop for Context {
     fn drop(&mut self) {
-        self.monitor.end();
-        self.monitor.watch(None);
+        // A forked child's copy may be locked for ever.
+        if self.home.is_here() {
+            self.monitor.end();
+            self.monitor.watch(None);
+        }
     }
 }
 
@@ -184,7 +190,39 @@ impl Context {
             joined,
             wanted: options.route,
             monitor,
+            home: Home::here(),
         })
+    }
+
+    /// Whether something can be made from it now: it is this process's, and its NIC is there.
+    ///
+    /// # Errors
+    /// `EPERM`: a forked child; `ENOLINK`: the NIC was lost, and why.
+    fn check_usable(&self, what: &str) -> Result<()> {
+        let failed = |errno, why: String, advice: &str| {
+            let what = format!("{what} on {}", self.device_name());
+            Err(Error::new(Source::Broker, errno, what, why, advice))
+        };
+        if !self.home.is_here() {
+            return failed(
+                libc::EPERM,
+                "the context is of another process, whose child this is".into(),
+                "open a context of your own after fork",
+            );
+        }
+        let state = self.state();
+        if (state.state, state.generation) == (IBGDA_STATE_READY, self.generation()) {
+            return Ok(());
+        }
+        failed(
+            libc::ENOLINK,
+            format!(
+                "the NIC of generation {} is lost: {}",
+                self.generation(),
+                state.reason_text()
+            ),
+            "drop what was made from the context, rebind it, and make new queues and regions",
+        )
     }
 
     /// Joins the NIC again after it was lost, and chooses the route anew. Queues and regions made before stay dead:
@@ -285,7 +323,8 @@ impl Context {
     ///
     /// # Errors
     /// `EINVAL`: unaligned, zero, or beyond the address space or the allocation; `EFAULT`: not mapped; `ENOMEM`:
-    /// RLIMIT_MEMLOCK; `EOPNOTSUPP`: GPU memory that cannot be exported, or on the loopback route; CUDA's.
+    /// RLIMIT_MEMLOCK; `EOPNOTSUPP`: GPU memory that cannot be exported, or on the loopback route; CUDA's. As of every
+    /// call that makes something from the context: `ENOLINK`: the NIC was lost; `EPERM`: in a forked child.
     ///
     /// # Safety
     /// The memory must stay mapped as long as the region lives, and no reference may rely on its contents, since peers and
@@ -297,6 +336,7 @@ impl Context {
         access: Access,
         rounding: Rounding,
     ) -> Result<MemoryRegion> {
+        self.check_usable("map memory")?;
         // SAFETY: by this function's contract.
         unsafe {
             MemoryRegion::map(
@@ -314,6 +354,7 @@ impl Context {
     /// # Errors
     /// `EINVAL`: zero; `ENOMEM`.
     pub fn alloc(&self, length: usize, access: Access) -> Result<MemoryRegion> {
+        self.check_usable("allocate memory")?;
         MemoryRegion::alloc(self, length, access)
     }
 
@@ -334,6 +375,7 @@ impl Context {
     /// As [`Context::create_cq`]; with events also the broker's of `IBGDA_IOC_DOORBELL_IMPORT`, `EAGAIN`: no thread, and
     /// the kernel's of a DevX event channel.
     pub fn create_cq_with(&self, options: &CompletionQueueOptions) -> Result<Arc<CompletionQueue>> {
+        self.check_usable("create a CQ")?;
         CompletionQueue::create(self, options).map(Arc::new)
     }
 
@@ -348,6 +390,7 @@ impl Context {
         send_cq: &Arc<CompletionQueue>,
         recv_cq: Option<&Arc<CompletionQueue>>,
     ) -> Result<QueuePair> {
+        self.check_usable("create a QP")?;
         QueuePair::create(self, options, send_cq, recv_cq)
     }
 
@@ -408,6 +451,30 @@ impl Context {
     }
 }
 
+/// A port's state as ibv_devinfo names it, and what to do when it is not active.
+fn port_state(state: ibv_port_state::Type) -> (&'static str, &'static str) {
+    match state {
+        ibv_port_state::IBV_PORT_DOWN => (
+            "DOWN",
+            "is the cable in, the other end up, and the port enabled? see ibv_devinfo, and ip link",
+        ),
+        ibv_port_state::IBV_PORT_INIT => (
+            "INIT",
+            "the link is up, and no subnet manager has configured it: start opensm in this fabric",
+        ),
+        ibv_port_state::IBV_PORT_ARMED => (
+            "ARMED",
+            "the subnet manager is configuring it: try again in a second",
+        ),
+        ibv_port_state::IBV_PORT_ACTIVE => ("ACTIVE", ""),
+        ibv_port_state::IBV_PORT_ACTIVE_DEFER => (
+            "ACTIVE_DEFER",
+            "the link had an error and recovers: try again in a second",
+        ),
+        _ => ("NOP", "the driver does not know its state; see dmesg"),
+    }
+}
+
 fn active_port(device: &devx::Device, number: u8) -> Result<Port> {
     /// `IBV_LINK_LAYER_INFINIBAND`; drivers may also leave it unspecified.
     const INFINIBAND: [u8; 2] = [0, 1];
@@ -422,13 +489,14 @@ fn active_port(device: &devx::Device, number: u8) -> Result<Port> {
             "the direct route drives InfiniBand ports",
         ));
     }
-    if attr.state != ibgda_verbs_sys::ibv_port_state::IBV_PORT_ACTIVE {
+    let (state, advice) = port_state(attr.state);
+    if attr.state != ibv_port_state::IBV_PORT_ACTIVE {
         return Err(Error::new(
             Source::Argument,
             libc::ENETDOWN,
             what,
-            format!("its state is {} (ibv_port_state), not active", attr.state),
-            "is the cable in, and a subnet manager running? see ibv_devinfo",
+            format!("its state is {state}, not ACTIVE"),
+            advice,
         ));
     }
     Ok(Port {

@@ -181,6 +181,15 @@ impl Monitor {
         session: Option<&Arc<Session>>,
         callback: Callback,
     ) -> Result<()> {
+        if !self.home.is_here() {
+            return Err(Error::new(
+                Source::Argument,
+                libc::EPERM,
+                "set a callback",
+                "the context is of another process, whose child this is",
+                "open a context of your own after fork",
+            ));
+        }
         let told = self.told(session)?;
         let former = {
             let mut running = lock(&self.running);
@@ -195,6 +204,9 @@ impl Monitor {
 
     /// Calls none, as `set` does.
     pub(crate) fn end(&self) {
+        if !self.home.is_here() {
+            return;
+        }
         let former = lock(&self.running).take();
         if let Some(former) = former {
             former.stop();

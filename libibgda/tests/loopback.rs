@@ -69,15 +69,26 @@ fn what_is_of_before_a_loss_is_dead_and_ends_nothing_of_after() {
     loopback::lose("loopback2").expect("lost");
     assert_eq!((context.state().state, context.state().reason), (2, 1));
     let error = context.create_cq(16).expect_err("a CQ of a lost NIC");
-    assert_eq!(error.errno(), libc::EIO);
-    assert!(error.to_string().contains("rebind"), "{error}");
+    assert_eq!(error.errno(), libc::ENOLINK);
+    let text = error.to_string();
+    assert!(
+        text.contains("NIC reset") && text.contains("rebind"),
+        "{text}"
+    );
+    let error = context.alloc(4096, Access::all()).expect_err("lost");
+    assert_eq!(error.errno(), libc::ENOLINK, "{error}");
+    let mut page = vec![0_u8; 8192];
+    let start = page.as_mut_ptr();
+    // SAFETY: the memory outlives the call, which fails.
+    let mapped = unsafe { context.map_device(start, 8192, Access::all(), Rounding::Outward) };
+    assert_eq!(mapped.expect_err("lost").errno(), libc::ENOLINK);
     let error = context.rebind(Duration::ZERO).expect_err("not back");
     assert_eq!(error.errno(), libc::EAGAIN, "{error}");
 
     loopback::recover("loopback2").expect("back");
     assert_eq!(context.state().state, 3, "recovered, and not yet rebound");
     let error = context.create_cq(16).expect_err("a CQ of before");
-    assert_eq!(error.errno(), libc::EIO, "{error}");
+    assert_eq!(error.errno(), libc::ENOLINK, "{error}");
     context.rebind(Duration::ZERO).expect("rebinds");
     assert_eq!(context.pair().generation, generation + 1);
     assert_eq!(context.state().state, 1);
