@@ -8,24 +8,50 @@
 //! | 6 | length of the whole, 16 bits: 64 |
 //! | 8 | QPN, 24 bits |
 //! | 12 | first packet sequence number, 24 bits |
-//! | 16 | LID, 16 bits |
+//! | 16 | LID, 16 bits; 0 on Ethernet |
 //! | 18 | MTU the port can do: 1 = 256, 2 = 512, 3 = 1024, 4 = 2048, 5 = 4096 bytes |
-//! | 19 | link layer: 1 = InfiniBand |
+//! | 19 | link layer: 1 = InfiniBand, 2 = Ethernet (RoCE v2), 3 = the loopback route's model |
 //! | 20 | zero |
 //! | 24 | GID, 16 bytes |
 //! | 40 | zero |
 //! | 60 | CRC-32 (IEEE) of bytes 0 to 59 |
 
 use crate::error::{Error, Result, Source};
+use std::fmt;
 
 /// Bytes of an address.
 pub const ADDRESS_BYTES: usize = 64;
 
 const MAGIC: [u8; 4] = *b"IBGA";
 const VERSION: u16 = 1;
-const LINK_LAYER_INFINIBAND: u8 = 1;
 /// Highest unicast LID.
 const LID_MAX: u16 = 0xbfff;
+
+/// What a port's packets travel on. Only QPs of the same one reach each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum LinkLayer {
+    /// InfiniBand: peers are found by LID, in other subnets by GID.
+    InfiniBand = 1,
+    /// Ethernet, as RoCE v2: peers are found by GID, which is an IP address.
+    Ethernet = 2,
+    /// None: the model of the loopback route, which reaches its own process only.
+    Loopback = 3,
+}
+
+impl LinkLayer {
+    const ALL: [Self; 3] = [Self::InfiniBand, Self::Ethernet, Self::Loopback];
+}
+
+impl fmt::Display for LinkLayer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::InfiniBand => "InfiniBand",
+            Self::Ethernet => "Ethernet",
+            Self::Loopback => "the loopback route's model",
+        })
+    }
+}
 
 /// Where a QP is, and what its port can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,11 +60,13 @@ pub struct QpAddress {
     pub qpn: u32,
     /// First packet sequence number it sends.
     pub psn: u32,
-    /// LID of its port.
+    /// What its port is connected to.
+    pub link_layer: LinkLayer,
+    /// LID of its port; 0 on Ethernet.
     pub lid: u16,
     /// Largest MTU of its port (`ibv_mtu`, 1 to 5).
     pub mtu: u8,
-    /// GID 0 of its port.
+    /// GID of its port: on Ethernet the IP address that RoCE v2 uses.
     pub gid: [u8; 16],
 }
 
@@ -53,7 +81,7 @@ impl QpAddress {
         bytes[12..16].copy_from_slice(&self.psn.to_le_bytes());
         bytes[16..18].copy_from_slice(&self.lid.to_le_bytes());
         bytes[18] = self.mtu;
-        bytes[19] = LINK_LAYER_INFINIBAND;
+        bytes[19] = self.link_layer as u8;
         bytes[24..40].copy_from_slice(&self.gid);
         let crc = crc32fast::hash(&bytes[..60]);
         bytes[60..64].copy_from_slice(&crc.to_le_bytes());
@@ -110,15 +138,22 @@ impl QpAddress {
                 damaged,
             );
         }
-        let unsupported = "only InfiniBand ports are supported by the direct route";
-        if bytes[19] != LINK_LAYER_INFINIBAND {
-            return wrong(format!("its link layer is {}", bytes[19]), unsupported);
-        }
+        let known = |layer: &LinkLayer| *layer as u8 == bytes[19];
+        let Some(link_layer) = LinkLayer::ALL.into_iter().find(known) else {
+            return wrong(
+                format!(
+                    "its link layer is {}, which this library does not know",
+                    bytes[19]
+                ),
+                "use the same version of libibgda on both sides",
+            );
+        };
         let mut gid = [0; 16];
         gid.copy_from_slice(&bytes[24..40]);
         let address = Self {
             qpn: u32_at(8),
             psn: u32_at(12),
+            link_layer,
             lid: u16_at(16),
             mtu: bytes[18],
             gid,
@@ -137,11 +172,19 @@ impl QpAddress {
                 format!("MTU code {} is not in 1..=5", address.mtu),
             ),
             (
-                address.lid == 0 || address.lid > LID_MAX,
+                link_layer != LinkLayer::Ethernet && (address.lid == 0 || address.lid > LID_MAX),
                 format!(
                     "LID {:#x} is not that of an active port (1..=0xbfff)",
                     address.lid
                 ),
+            ),
+            (
+                link_layer == LinkLayer::Ethernet && address.lid != 0,
+                format!("LID {:#x}, but ports on Ethernet have none", address.lid),
+            ),
+            (
+                link_layer == LinkLayer::Ethernet && address.gid == [0; 16],
+                "the GID is zero, and on Ethernet peers are found by it".into(),
             ),
             (
                 bytes[20..24].iter().chain(&bytes[40..60]).any(|&b| b != 0),
@@ -153,6 +196,46 @@ impl QpAddress {
             None => Ok(address),
         }
     }
+
+    /// Whether a QP here can reach one there, as far as addresses say.
+    pub(crate) fn check_reaches(&self, peer: &Self) -> Result<()> {
+        let what = || format!("connect QP {:#x} to QP {:#x}", self.qpn, peer.qpn);
+        let wrong = |why, advice: &str| {
+            Err(Error::new(
+                Source::Address,
+                libc::EINVAL,
+                what(),
+                why,
+                advice,
+            ))
+        };
+        if self.link_layer != peer.link_layer {
+            return wrong(
+                format!(
+                    "this QP is on {}, the peer on {}",
+                    self.link_layer, peer.link_layer
+                ),
+                "both must be on one network, and both or neither on the loopback route",
+            );
+        }
+        let version = |gid: &[u8; 16]| if is_ipv4(gid) { "IPv4" } else { "IPv6" };
+        if self.link_layer == LinkLayer::Ethernet && is_ipv4(&self.gid) != is_ipv4(&peer.gid) {
+            return wrong(
+                format!(
+                    "this QP's GID is an {} address, the peer's an {} address",
+                    version(&self.gid),
+                    version(&peer.gid)
+                ),
+                "give both network interfaces an IPv4 address, or neither",
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Whether a GID is an IPv4 address in IPv6's clothes (`::ffff:a.b.c.d`).
+pub(crate) fn is_ipv4(gid: &[u8; 16]) -> bool {
+    gid[..10] == [0; 10] && gid[10..12] == [0xff; 2]
 }
 
 #[cfg(test)]
@@ -163,6 +246,7 @@ mod tests {
         QpAddress {
             qpn: 0x4a5b6c,
             psn: 0x12_3456,
+            link_layer: LinkLayer::InfiniBand,
             lid: 2,
             mtu: 5,
             gid: *b"0123456789abcdef",
@@ -188,17 +272,69 @@ mod tests {
         assert_eq!(address().to_bytes()[..60], expected[..]);
     }
 
+    fn on_ethernet(last: [u8; 4]) -> QpAddress {
+        let mut gid = [0; 16];
+        gid[10..12].fill(0xff);
+        gid[12..].copy_from_slice(&last);
+        QpAddress {
+            link_layer: LinkLayer::Ethernet,
+            lid: 0,
+            gid,
+            ..address()
+        }
+    }
+
     #[test]
     fn round_trip() {
-        assert_eq!(
-            QpAddress::from_bytes(&address().to_bytes()).expect("its own bytes"),
-            address()
-        );
+        let loopback = QpAddress {
+            link_layer: LinkLayer::Loopback,
+            ..address()
+        };
+        for address in [address(), on_ethernet([10, 0, 0, 1]), loopback] {
+            assert_eq!(
+                QpAddress::from_bytes(&address.to_bytes()).expect("its own bytes"),
+                address
+            );
+        }
+    }
+
+    #[test]
+    fn peers_on_other_networks_are_refused() {
+        let (here, there) = (on_ethernet([10, 0, 0, 1]), on_ethernet([10, 0, 0, 2]));
+        here.check_reaches(&there).expect("the same network");
+        address().check_reaches(&address()).expect("the same");
+        let ipv6 = QpAddress {
+            gid: *b"\xfe\x80abcdefghijklmn",
+            ..here
+        };
+        let loopback = QpAddress {
+            link_layer: LinkLayer::Loopback,
+            ..address()
+        };
+        for (peer, words) in [
+            (address(), ["Ethernet", "InfiniBand"]),
+            (loopback, ["Ethernet", "loopback"]),
+            (ipv6, ["IPv4", "IPv6"]),
+        ] {
+            let error = here.check_reaches(&peer).expect_err("unreachable");
+            assert_eq!(
+                (error.errno(), error.origin()),
+                (libc::EINVAL, Source::Address)
+            );
+            for word in words {
+                assert!(error.to_string().contains(word), "{word:?}: {error}");
+            }
+        }
     }
 
     #[test]
     fn every_wrong_part_is_named() {
-        let cases: [(&str, Vec<u8>); 13] = [
+        let ethernet = |change: fn(&mut QpAddress)| {
+            let mut address = on_ethernet([10, 0, 0, 1]);
+            change(&mut address);
+            address.to_bytes().to_vec()
+        };
+        let cases: [(&str, Vec<u8>); 15] = [
             ("does not begin", vec![]),
             ("does not begin", with(|b| b[0] = b'X').to_vec()),
             ("version 2", with(|b| b[4] = 2).to_vec()),
@@ -208,7 +344,9 @@ mod tests {
                 [&address().to_bytes()[..], &[0]].concat(),
             ),
             ("says 65", with(|b| b[6] = 65).to_vec()),
-            ("link layer is 2", with(|b| b[19] = 2).to_vec()),
+            ("link layer is 4", with(|b| b[19] = 4).to_vec()),
+            ("Ethernet have none", ethernet(|address| address.lid = 1)),
+            ("GID is zero", ethernet(|address| address.gid = [0; 16])),
             ("QPN 0x0", with(|b| b[8..11].fill(0)).to_vec()),
             ("QPN 0x14a5b6c", with(|b| b[11] = 1).to_vec()),
             ("PSN", with(|b| b[15] = 1).to_vec()),

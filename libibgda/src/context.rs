@@ -6,6 +6,7 @@ use crate::cuda;
 #[cfg(feature = "loopback")]
 use crate::loopback;
 use crate::{
+    address::LinkLayer,
     broker::{self, Pair, SessionState},
     carrier::Carrier,
     cq::{CompletionQueue, CompletionQueueOptions},
@@ -59,9 +60,12 @@ impl OpenOptions {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Port {
     pub(crate) number: u8,
+    pub(crate) link_layer: LinkLayer,
     pub(crate) lid: u16,
     pub(crate) mtu: u8,
     pub(crate) gid: [u8; 16],
+    /// Of that GID, in the port's table.
+    pub(crate) gid_index: u8,
 }
 
 /// What a context has of its NIC, from binding it until it is lost.
@@ -501,8 +505,10 @@ fn active_port(device: &devx::Device, number: u8) -> Result<Port> {
     }
     Ok(Port {
         number,
+        link_layer: LinkLayer::InfiniBand,
         lid: attr.lid,
         mtu: attr.active_mtu as u8,
         gid: device.gid(number)?,
+        gid_index: 0,
     })
 }

@@ -53,7 +53,7 @@ mod queue;
 mod route;
 mod worker;
 
-pub use address::{ADDRESS_BYTES, QpAddress};
+pub use address::{ADDRESS_BYTES, LinkLayer, QpAddress};
 pub use broker::{Pair, Path, SessionState};
 pub use context::{Context, OpenOptions};
 pub use counters::QpCounters;

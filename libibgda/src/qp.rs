@@ -6,7 +6,7 @@ use crate::cuda::{self, Gpu, GpuQueues, HostKind, HostQueues, HostRange};
 #[cfg(feature = "cuda")]
 use crate::memory::PAGE_BYTES;
 use crate::{
-    address::QpAddress,
+    address::{LinkLayer, QpAddress},
     carrier::Carried,
     context::Context,
     counters::{self, QpCounters},
@@ -144,6 +144,7 @@ pub struct QueuePair {
     ready: Box<[AtomicU64]>,
     options: QueuePairOptions,
     port: u8,
+    gid_index: u8,
     // The address of the broker's status page, or the model's. It lives as long as the queue memory.
     #[cfg(feature = "cuda")]
     status: (usize, HostKind),
@@ -276,6 +277,7 @@ impl QueuePair {
         let address = QpAddress {
             qpn: object.number(),
             psn: random_psn(),
+            link_layer: port.link_layer,
             lid: port.lid,
             mtu: port.mtu,
             gid: port.gid,
@@ -345,6 +347,7 @@ impl QueuePair {
             ready,
             options: options.clone(),
             port: port.number,
+            gid_index: port.gid_index,
             address,
             connected: AtomicBool::new(false),
             told: AtomicU64::new(0),
@@ -389,6 +392,7 @@ impl QueuePair {
         );
         // Round trip: the same rules for addresses that came as a struct.
         QpAddress::from_bytes(&peer.to_bytes())?;
+        self.address.check_reaches(peer)?;
         if self.connected.swap(true, Ordering::Relaxed) {
             return Err(Error::new(
                 Source::Argument,
@@ -411,14 +415,15 @@ impl QueuePair {
             .set(ctx(qpc::ATOMIC_MODE), ATOMIC_MODE_IB_COMPATIBLE)
             .set(ads(path::RLID), peer.lid.into())
             .set(ads(path::PORT), self.port.into());
-        // Another subnet is reached through a router, which needs the global header.
-        let to_rtr = if peer.gid[..8] == self.address.gid[..8] {
+        // Another subnet is reached through a router, which needs the global header. On Ethernet that is all there is.
+        let near = peer.gid[..8] == self.address.gid[..8];
+        let to_rtr = if near && peer.link_layer != LinkLayer::Ethernet {
             to_rtr
         } else {
             let gid = u128::from_be_bytes(peer.gid);
             to_rtr
                 .set(ads(path::GRH), 1)
-                .set(ads(path::SRC_ADDR_INDEX), 0)
+                .set(ads(path::SRC_ADDR_INDEX), self.gid_index.into())
                 .set(ads(path::HOP_LIMIT), 64)
                 .set(ads(path::RGID_HIGH), (gid >> 64) as u64)
                 .set(ads(path::RGID_LOW), gid as u64)

@@ -2,7 +2,8 @@
 //! The loopback route through the public calls: what `examples/loopback`, which moves data, leaves out.
 
 use ibgda::{
-    Access, Context, OpenOptions, QpAddress, QueuePairOptions, Rounding, Route, Source, loopback,
+    Access, Context, LinkLayer, OpenOptions, QpAddress, QueuePairOptions, Rounding, Route, Source,
+    loopback,
 };
 use std::{ptr, sync::Mutex, time::Duration};
 
@@ -47,6 +48,7 @@ fn the_models_refusal_has_status_and_syndrome() {
     let peer = QpAddress {
         qpn: 0x40,
         psn: 1,
+        link_layer: LinkLayer::Loopback,
         lid: 1,
         mtu: 5,
         gid: qp.address().gid,

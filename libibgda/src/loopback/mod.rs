@@ -15,6 +15,7 @@ pub(crate) use memory::Registration;
 pub(crate) use objects::{Object, QueueMemory, Uar, Umem};
 
 use crate::{
+    address::LinkLayer,
     broker::{Pair, Path, SessionState},
     context::{OpenOptions, Port},
     error::{Error, Result, Source},
@@ -307,9 +308,11 @@ impl Device {
         }
         Ok(Port {
             number,
+            link_layer: LinkLayer::Loopback,
             lid: self.model.nic(self.index).lid(),
             mtu: MTU,
             gid: self.model.nic(self.index).gid(),
+            gid_index: 0,
         })
     }
 }
