@@ -5,6 +5,7 @@
 //! Kernels include `ibgda_device.cuh`. A build script that compiles one finds its folder in `DEP_IBGDA_DEVICE_INCLUDE`.
 
 pub mod kernels;
+pub mod proxy_fault;
 mod status;
 
 pub use status::{Status, opcode_name};

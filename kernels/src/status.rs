@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What a device call returned, in words.
 
-use crate::abi::{ibgda_error, ibgda_status};
+use crate::{
+    abi::{ibgda_error, ibgda_status},
+    proxy_fault,
+};
 use std::{error::Error, fmt};
 
 /// The result of a device call (`ibgda_status` in C); 0 is success.
@@ -242,7 +245,7 @@ impl fmt::Display for ibgda_error {
                 self.qpn,
                 self.syndrome,
                 self.vendor_syndrome,
-                status.advice()
+                advice(self)
             ),
             _ => write!(
                 f,
@@ -252,9 +255,22 @@ impl fmt::Display for ibgda_error {
                 self.qpn,
                 self.syndrome,
                 self.vendor_syndrome,
-                status.advice()
+                advice(self)
             ),
         }
+    }
+}
+
+/// What to do about an error completion. What route proxy refused itself is known better than its syndrome says.
+fn advice(error: &ibgda_error) -> String {
+    let status = Status(error.status);
+    let refused = match error.status {
+        ibgda_status::IBGDA_ERR_LOCAL_QP_OPERATION => proxy_fault::text(error.vendor_syndrome),
+        _ => None,
+    };
+    match refused {
+        Some(why) => format!("on route proxy: {why}"),
+        None => status.advice().to_owned(),
     }
 }
 
@@ -286,6 +302,31 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part:?} is missing in {text:?}");
         }
+    }
+
+    #[test]
+    fn what_route_proxy_refused_is_said_in_words() {
+        let error = ibgda_error {
+            status: ibgda_status::IBGDA_ERR_LOCAL_QP_OPERATION,
+            kind: 13,
+            opcode: 0x15,
+            syndrome: 2,
+            vendor_syndrome: proxy_fault::MASKED_ATOMIC,
+            ..Default::default()
+        };
+        let text = error.to_string();
+        for part in ["ATOMIC_MASKED_FA", "route proxy", "ibgda_fetch_add", "0xe7"] {
+            assert!(text.contains(part), "{part:?} is missing in {text:?}");
+        }
+        let other = ibgda_error {
+            vendor_syndrome: 0x68,
+            ..error
+        };
+        assert!(other.to_string().contains("posted by hand"), "{other}");
+        let codes: Vec<u8> = (0..=u8::MAX)
+            .filter(|&code| proxy_fault::text(code).is_some())
+            .collect();
+        assert_eq!(codes, (0xe1..=0xed).collect::<Vec<u8>>());
     }
 
     #[test]

@@ -66,6 +66,12 @@
 #define IBGDA_ROUTE_LOOPBACK 3
 
 /**
+ * A thread of the library posts by verbs what kernels write, on any NIC that has verbs, without the broker. Kernels need
+ * IBGDA_CPU_DOORBELL.
+ */
+#define IBGDA_ROUTE_PROXY 4
+
+/**
  * The NIC was reset or taken away, or the right to it withdrawn: generation, reason.
  */
 #define IBGDA_ASYNC_NIC_LOST 1
@@ -387,8 +393,8 @@ int ibgda_status_text(uint32_t status,
 
 /**
  * Binds a NIC and a GPU at the broker, opens the NIC, and takes the route that is asked for or the best that works
- * (ibgda_route_report says why not a better one). Errors as IBGDA_IOC_BIND; ENETDOWN: port not active; EINVAL: no such
- * route; EAGAIN: no thread for route cpu-doorbell.
+ * (ibgda_route_report says why not a better one). Errors as IBGDA_IOC_BIND, if a route was asked for that needs the
+ * broker; ENETDOWN: port not active; EINVAL: no such route; EAGAIN: no thread for route cpu-doorbell or proxy.
  *
  * # Safety
  * The arguments are null or valid.

@@ -300,8 +300,8 @@ pub unsafe extern "C" fn ibgda_status_text(
 }
 
 /// Binds a NIC and a GPU at the broker, opens the NIC, and takes the route that is asked for or the best that works
-/// (ibgda_route_report says why not a better one). Errors as IBGDA_IOC_BIND; ENETDOWN: port not active; EINVAL: no such
-/// route; EAGAIN: no thread for route cpu-doorbell.
+/// (ibgda_route_report says why not a better one). Errors as IBGDA_IOC_BIND, if a route was asked for that needs the
+/// broker; ENETDOWN: port not active; EINVAL: no such route; EAGAIN: no thread for route cpu-doorbell or proxy.
 ///
 /// # Safety
 /// The arguments are null or valid.

@@ -19,6 +19,7 @@ use crate::{
     monitor::Monitor,
     nic::{Device, Session, Uar},
     pci::Bdf,
+    proxy,
     qp::{QueuePair, QueuePairOptions},
     route::{self, Route, RouteReport},
     worker::{Home, lock},
@@ -36,7 +37,7 @@ use std::{
 pub struct OpenOptions {
     /// The NIC: its verbs device (`mlx5_0`) or its PCI address (`0000:03:00.0`); on the loopback route `loopback0` and on.
     pub nic: String,
-    /// The GPU's PCI address. The loopback route does not look at it.
+    /// The GPU's PCI address. The proxy and loopback routes do not look at it.
     pub gpu: Bdf,
     /// The NIC's port, from 1.
     pub port: u8,
@@ -68,9 +69,9 @@ pub(crate) struct Port {
     pub(crate) gid_index: u8,
 }
 
-/// What a context has of its NIC, from binding it until it is lost.
-#[derive(Debug)]
-struct Joined {
+/// What a context has of its NIC, from binding it until it is lost, whatever rings it.
+#[derive(Clone, Debug)]
+struct Base {
     session: Session,
     device: Device,
     // Of the CQs: the page that would arm them.
@@ -78,38 +79,12 @@ struct Joined {
     doorbells: Arc<DoorbellPool>,
     pair: Pair,
     port: Port,
-    route: RouteReport,
-    // Of the cpu-doorbell route.
-    carrier: Option<Arc<Carrier>>,
-    // There is one when a queue has wanted it.
-    hub: Mutex<Option<Arc<Hub>>>,
 }
 
-impl Joined {
-    fn new(session: Session, pair: Pair, port: u8, wanted: Route) -> Result<Self> {
-        let (device, port) = match &session {
-            Session::Verbs(_) => Self::open_verbs(&pair, port)?,
-            #[cfg(feature = "loopback")]
-            Session::Loopback(session) => {
-                let device = loopback::Device::open(session)?;
-                let port = device.port(port)?;
-                (Device::Loopback(device), port)
-            }
-        };
+impl Base {
+    fn new(session: Session, device: Device, pair: Pair, port: Port) -> Result<Self> {
         let uar = Arc::new(Uar::alloc(&device)?);
         let doorbells = DoorbellPool::new(&session, &device);
-        let (carrier, route) = match &session {
-            Session::Verbs(session) => route::choose(wanted, |route| match route {
-                Route::CpuDoorbell => {
-                    let (session, generation) = (Arc::clone(session), pair.generation);
-                    Carrier::start(move || session.is_lost(generation)).map(Some)
-                }
-                _ if wanted == Route::Direct => Ok(None),
-                _ => route::reaches(&pair).map(|()| None),
-            })?,
-            #[cfg(feature = "loopback")]
-            Session::Loopback(_) => (None, RouteReport::loopback()),
-        };
         Ok(Self {
             session,
             device,
@@ -117,13 +92,21 @@ impl Joined {
             doorbells,
             pair,
             port,
-            route,
-            carrier,
-            hub: Mutex::default(),
         })
     }
 
-    fn open_verbs(pair: &Pair, port: u8) -> Result<(Device, Port)> {
+    /// Binds the pair at the broker.
+    fn bind(options: &OpenOptions) -> Result<Self> {
+        let nic = match options.nic.parse() {
+            Ok(bdf) => bdf,
+            Err(_) => devx::device_bdf(&options.nic)?,
+        };
+        let (session, pair) = broker::Session::open(options.gpu, nic)?;
+        Self::granted(session, pair, options.port)
+    }
+
+    /// A pair that the broker has bound.
+    fn granted(session: Arc<broker::Session>, pair: Pair, port: u8) -> Result<Self> {
         let name = devx::device_name(pair.nic)?;
         if name != pair.ibdev_name {
             return Err(Error::new(
@@ -139,7 +122,142 @@ impl Joined {
         }
         let device = devx::Device::open(&name)?;
         let port = active_port(&device, port)?;
-        Ok((Device::Verbs(device), port))
+        Self::new(Session::Verbs(session), Device::Verbs(device), pair, port)
+    }
+
+    /// A generation of the proxy route.
+    fn proxied(session: &Arc<proxy::Session>, generation: u32) -> Result<Self> {
+        let (device, port, pair) = session.join(generation)?;
+        let session = Session::Proxy(Arc::clone(session));
+        Self::new(session, Device::Proxy(device), pair, port)
+    }
+
+    /// The model in this process.
+    #[cfg(feature = "loopback")]
+    fn loopback(session: Arc<loopback::Session>, pair: Pair, port: u8) -> Result<Self> {
+        let device = loopback::Device::open(&session)?;
+        let port = device.port(port)?;
+        let session = Session::Loopback(session);
+        Self::new(session, Device::Loopback(device), pair, port)
+    }
+}
+
+#[derive(Debug)]
+struct Joined {
+    base: Base,
+    route: RouteReport,
+    // Of the cpu-doorbell route.
+    carrier: Option<Arc<Carrier>>,
+    // There is one when a queue has wanted it.
+    hub: Mutex<Option<Arc<Hub>>>,
+}
+
+/// What rings a NIC that the broker has bound, on one of [`Route::GRANTED`].
+fn ringer(base: &Base, route: Route, wanted: Route) -> Result<Option<Arc<Carrier>>> {
+    match (route, &base.session) {
+        (Route::CpuDoorbell, Session::Verbs(session)) => {
+            let (session, generation) = (Arc::clone(session), base.pair.generation);
+            Carrier::start(move || session.is_lost(generation)).map(Some)
+        }
+        _ if wanted == Route::Direct => Ok(None),
+        _ => route::reaches(&base.pair).map(|()| None),
+    }
+}
+
+impl Joined {
+    fn open(options: &OpenOptions, monitor: &Arc<Monitor>) -> Result<Self> {
+        match options.route {
+            #[cfg(feature = "loopback")]
+            Route::Loopback => {
+                let (session, pair) = loopback::Session::open(options)?;
+                return Ok(Self {
+                    base: Base::loopback(session, pair, options.port)?,
+                    route: RouteReport::loopback(),
+                    carrier: None,
+                    hub: Mutex::default(),
+                });
+            }
+            #[cfg(not(feature = "loopback"))]
+            Route::Loopback => return Err(crate::nic::no_loopback()),
+            _ => {}
+        }
+        devx::check_name(&options.nic)?;
+        // The pair is bound once for all routes that need it.
+        let mut bound = None;
+        let attempt = |route| match route {
+            Route::Proxy => {
+                let session = proxy::Session::open(options, monitor)?;
+                Ok((Base::proxied(&session, 1)?, None))
+            }
+            route => {
+                let bound = bound.get_or_insert_with(|| Base::bind(options));
+                let base = bound.as_ref().map_err(Clone::clone)?;
+                Ok((base.clone(), ringer(base, route, options.route)?))
+            }
+        };
+        let ((base, carrier), route) = route::choose(&Route::BEST_FIRST, options.route, attempt)?;
+        Ok(Self {
+            base,
+            route,
+            carrier,
+            hub: Mutex::default(),
+        })
+    }
+
+    /// The same of a NIC that is back, when its session has begun another generation.
+    fn again(&self, bound: &Bound, wanted: Route) -> Result<Self> {
+        let port = self.base.port.number;
+        match bound {
+            Bound::Granted(session, pair) => {
+                let base = Base::granted(Arc::clone(session), pair.clone(), port)?;
+                let attempt = |route| ringer(&base, route, wanted);
+                let (carrier, route) = route::choose(&Route::GRANTED, wanted, attempt)?;
+                Ok(Self {
+                    base,
+                    route,
+                    carrier,
+                    hub: Mutex::default(),
+                })
+            }
+            Bound::Proxied(session, generation) => Ok(Self {
+                base: Base::proxied(session, *generation)?,
+                route: self.route.clone(),
+                carrier: None,
+                hub: Mutex::default(),
+            }),
+            #[cfg(feature = "loopback")]
+            Bound::Loopback(session, pair) => Ok(Self {
+                base: Base::loopback(Arc::clone(session), pair.clone(), port)?,
+                route: self.route.clone(),
+                carrier: None,
+                hub: Mutex::default(),
+            }),
+        }
+    }
+}
+
+/// A session that has begun another generation.
+enum Bound {
+    Granted(Arc<broker::Session>, Pair),
+    Proxied(Arc<proxy::Session>, u32),
+    #[cfg(feature = "loopback")]
+    Loopback(Arc<loopback::Session>, Pair),
+}
+
+impl Bound {
+    fn of(base: &Base) -> Result<Self> {
+        let (gpu, nic) = (base.pair.gpu, base.pair.nic);
+        match &base.session {
+            Session::Verbs(session) => Ok(Self::Granted(
+                Arc::clone(session),
+                session.rebind(gpu, nic)?,
+            )),
+            Session::Proxy(session) => Ok(Self::Proxied(Arc::clone(session), session.next()?)),
+            #[cfg(feature = "loopback")]
+            Session::Loopback(session) => {
+                Ok(Self::Loopback(Arc::clone(session), session.rebind(gpu)?))
+            }
+        }
     }
 }
 
@@ -164,32 +282,17 @@ impl Drop for Context {
 
 impl Context {
     /// Binds the pair at the broker, opens the NIC with DevX, and takes the route that is asked for, or the best that
-    /// works: then [`Context::route_report`] says why not a better one.
+    /// works: then [`Context::route_report`] says why not a better one. On the proxy route there is no broker, and the NIC
+    /// is opened as any verbs program does.
     ///
     /// # Errors
-    /// The broker's errno of `IBGDA_IOC_BIND`; `EINVAL` for names that name nothing; `ENETDOWN` for a port that is not
-    /// active; errors of libibverbs; `EAGAIN`: no thread for the cpu-doorbell route.
+    /// The broker's errno of `IBGDA_IOC_BIND`, if a route was asked for that needs it; `EINVAL` for names that name
+    /// nothing; `ENETDOWN` for a port that is not active; errors of libibverbs; `EADDRNOTAVAIL`: no GID of RoCE v2;
+    /// `EAGAIN`: no thread for the cpu-doorbell or proxy route.
     pub fn open(options: &OpenOptions) -> Result<Self> {
-        let (session, pair) = match options.route {
-            #[cfg(feature = "loopback")]
-            Route::Loopback => {
-                let (session, pair) = loopback::Session::open(options)?;
-                (Session::Loopback(session), pair)
-            }
-            #[cfg(not(feature = "loopback"))]
-            Route::Loopback => return Err(crate::nic::no_loopback()),
-            _ => {
-                let nic = match options.nic.parse() {
-                    Ok(bdf) => bdf,
-                    Err(_) => devx::device_bdf(&options.nic)?,
-                };
-                let (session, pair) = broker::Session::open(options.gpu, nic)?;
-                (Session::Verbs(session), pair)
-            }
-        };
-        let joined = Joined::new(session, pair, options.port, options.route)?;
         let monitor = Monitor::new();
-        monitor.watch(joined.device.verbs());
+        let joined = Joined::open(options, &monitor)?;
+        monitor.watch(joined.base.device.verbs());
         Ok(Self {
             joined,
             wanted: options.route,
@@ -229,8 +332,9 @@ impl Context {
         )
     }
 
-    /// Joins the NIC again after it was lost, and chooses the route anew. Queues and regions made before stay dead:
-    /// drop them, and make new ones. The callback of [`Context::on_error`] stays.
+    /// Joins the NIC again after it was lost, and chooses anew between the routes for which the broker grants; a context
+    /// on the proxy route stays there. Queues and regions made before stay dead: drop them, and make new ones. The
+    /// callback of [`Context::on_error`] stays.
     ///
     /// Waits up to `patience` for the NIC to come back.
     ///
@@ -238,31 +342,27 @@ impl Context {
     /// `EAGAIN`, `EHOSTDOWN`: it did not; `EACCES`: the pair is no longer allowed; `EINVAL`: it was not lost.
     pub fn rebind(&mut self, patience: Duration) -> Result<()> {
         let deadline = Instant::now() + patience;
-        let (gpu, nic, port) = (self.pair().gpu, self.pair().nic, self.port().number);
-        let mut pair = None;
+        let mut bound = None;
         loop {
-            let joined = match pair.take() {
-                Some(pair) => Ok(pair),
-                None => match self.session() {
-                    Session::Verbs(session) => session.rebind(gpu, nic),
-                    #[cfg(feature = "loopback")]
-                    Session::Loopback(session) => session.rebind(gpu),
-                },
+            // Bound is for good: what is tried again is only the opening of its verbs device.
+            let joined = match bound.take() {
+                Some(bound) => Ok(bound),
+                None => Bound::of(&self.joined.base),
             }
-            .and_then(|bound| {
-                // Bound is for good: what is tried again is only the opening of its verbs device.
-                pair = Some(bound.clone());
-                Joined::new(self.session().clone(), bound, port, self.wanted)
+            .and_then(|now| {
+                let joined = self.joined.again(&now, self.wanted);
+                bound = Some(now);
+                joined
             });
             match joined {
                 Ok(joined) => {
-                    self.monitor.watch(joined.device.verbs());
+                    self.monitor.watch(joined.base.device.verbs());
                     self.joined = joined;
                     return Ok(());
                 }
                 Err(error) => {
                     let not_yet =
-                        pair.is_some() || matches!(error.errno(), libc::EAGAIN | libc::EHOSTDOWN);
+                        bound.is_some() || matches!(error.errno(), libc::EAGAIN | libc::EHOSTDOWN);
                     if !not_yet || Instant::now() >= deadline {
                         return Err(error);
                     }
@@ -308,7 +408,7 @@ impl Context {
 
     /// What the broker knows of the pair.
     pub fn pair(&self) -> &Pair {
-        &self.joined.pair
+        &self.joined.base.pair
     }
 
     /// The verbs device.
@@ -316,7 +416,7 @@ impl Context {
         self.device().name()
     }
 
-    /// The broker's word on the NIC, from the status page: no system call. All 0 in a forked child, which has no such page.
+    /// The broker's word on the NIC, or the proxy's thread's, from the status page: no system call. All 0 in a forked child, which has no such page.
     pub fn state(&self) -> SessionState {
         self.session().state()
     }
@@ -404,26 +504,26 @@ impl Context {
     /// Why not, and what would let them: the reason for which a slower route is taken. The broker's of granting a page.
     #[cfg(feature = "cuda")]
     pub fn check_gpu_doorbell(&self, gpu: &cuda::Gpu) -> Result<()> {
-        let page = self.joined.doorbells.take()?;
+        let page = self.joined.base.doorbells.take()?;
         let (address, bytes) = (page.page().address(), crate::PAGE_BYTES as usize);
         // SAFETY: the page stays mapped until it is given back, after the registration.
         unsafe { cuda::HostRegistration::new(gpu, address, bytes, page.page().kind()) }.map(drop)
     }
 
     pub(crate) fn session(&self) -> &Session {
-        &self.joined.session
+        &self.joined.base.session
     }
 
     pub(crate) fn device(&self) -> &Device {
-        &self.joined.device
+        &self.joined.base.device
     }
 
     pub(crate) fn uar(&self) -> &Arc<Uar> {
-        &self.joined.uar
+        &self.joined.base.uar
     }
 
     pub(crate) fn doorbells(&self) -> &Arc<DoorbellPool> {
-        &self.joined.doorbells
+        &self.joined.base.doorbells
     }
 
     /// The thread that carries doorbells, if the route has one.
@@ -435,47 +535,21 @@ impl Context {
         &self.monitor
     }
 
-    /// Who takes the events of its queues.
-    pub(crate) fn hub(&self) -> Result<Arc<Hub>> {
+    /// Who takes the events of its queues; nobody on the proxy route.
+    pub(crate) fn hub(&self) -> Result<Option<Arc<Hub>>> {
         let mut hub = lock(&self.joined.hub);
-        if let Some(hub) = &*hub {
-            return Ok(Arc::clone(hub));
+        if hub.is_none() {
+            *hub = Hub::of(self.device())?;
         }
-        let new = Hub::of(self.device())?;
-        *hub = Some(Arc::clone(&new));
-        Ok(new)
+        Ok(hub.clone())
     }
 
     pub(crate) fn generation(&self) -> u32 {
-        self.joined.pair.generation
+        self.joined.base.pair.generation
     }
 
     pub(crate) fn port(&self) -> Port {
-        self.joined.port
-    }
-}
-
-/// A port's state as ibv_devinfo names it, and what to do when it is not active.
-fn port_state(state: ibv_port_state::Type) -> (&'static str, &'static str) {
-    match state {
-        ibv_port_state::IBV_PORT_DOWN => (
-            "DOWN",
-            "is the cable in, the other end up, and the port enabled? see ibv_devinfo, and ip link",
-        ),
-        ibv_port_state::IBV_PORT_INIT => (
-            "INIT",
-            "the link is up, and no subnet manager has configured it: start opensm in this fabric",
-        ),
-        ibv_port_state::IBV_PORT_ARMED => (
-            "ARMED",
-            "the subnet manager is configuring it: try again in a second",
-        ),
-        ibv_port_state::IBV_PORT_ACTIVE => ("ACTIVE", ""),
-        ibv_port_state::IBV_PORT_ACTIVE_DEFER => (
-            "ACTIVE_DEFER",
-            "the link had an error and recovers: try again in a second",
-        ),
-        _ => ("NOP", "the driver does not know its state; see dmesg"),
+        self.joined.base.port
     }
 }
 
@@ -490,18 +564,11 @@ fn active_port(device: &devx::Device, number: u8) -> Result<Port> {
             libc::EOPNOTSUPP,
             what,
             "its link layer is not InfiniBand",
-            "the direct route drives InfiniBand ports",
+            "use route proxy, which drives RoCE too",
         ));
     }
-    let (state, advice) = port_state(attr.state);
     if attr.state != ibv_port_state::IBV_PORT_ACTIVE {
-        return Err(Error::new(
-            Source::Argument,
-            libc::ENETDOWN,
-            what,
-            format!("its state is {state}, not ACTIVE"),
-            advice,
-        ));
+        return Err(devx::not_active(what, attr.state));
     }
     Ok(Port {
         number,

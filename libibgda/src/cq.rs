@@ -155,10 +155,18 @@ impl CompletionQueue {
             None => ptr::null(),
         };
         let monitor = context.monitor();
-        let subscription = (options.events || monitor.listens())
-            .then(|| {
+        if let (Device::Proxy(device), Some(armed)) = (context.device(), &armed) {
+            device.count(object.number(), Arc::clone(&armed.arrivals));
+        }
+        let hub = if options.events || monitor.listens() {
+            context.hub()?
+        } else {
+            None
+        };
+        let subscription = hub
+            .map(|hub| {
                 let arrivals = armed.as_ref().map(|armed| Arc::clone(&armed.arrivals));
-                context.hub()?.subscribe_cq(&object, arrivals, monitor)
+                hub.subscribe_cq(&object, arrivals, monitor)
             })
             .transpose()?;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The verbs device opened with DevX, and the objects made through it. Each object keeps what it depends on alive.
+//! The verbs device, with DevX or without, and the objects made through it. Each object keeps what it depends on alive.
 
 mod channel;
 
@@ -21,7 +21,7 @@ use std::{
     sync::Arc,
 };
 
-/// A verbs device context with DevX, and its protection domain.
+/// A verbs device context and its protection domain.
 #[derive(Debug)]
 pub(crate) struct Device {
     context: NonNull<sys::ibv_context>,
@@ -38,8 +38,45 @@ unsafe impl Send for Device {}
 unsafe impl Sync for Device {}
 
 impl Device {
-    /// Opens the verbs device of this name.
+    /// Opens the verbs device of this name with DevX.
     pub(crate) fn open(name: &str) -> Result<Arc<Self>> {
+        let mut device = Self::open_by(name, |device| {
+            let mut attr = sys::mlx5dv_context_attr {
+                flags: sys::mlx5dv_context_attr_flags::MLX5DV_CONTEXT_FLAGS_DEVX,
+                comp_mask: 0,
+            };
+            // SAFETY: the device is of the list; the attribute is read only.
+            NonNull::new(unsafe { sys::mlx5dv_open_device(device, &mut attr) })
+                .ok_or_else(|| Error::last_verbs(format!("open {name} with DevX")))
+        })?;
+        let mut out = sys::mlx5dv_pd::default();
+        let mut object = sys::mlx5dv_obj::default();
+        object.pd.in_ = device.pd.as_ptr();
+        object.pd.out = &mut out;
+        // SAFETY: only the PD part is asked for, and it is filled in.
+        match unsafe {
+            sys::mlx5dv_init_obj(&mut object, sys::mlx5dv_obj_type::MLX5DV_OBJ_PD.into())
+        } {
+            0 => device.pdn = out.pdn,
+            errno => return Err(Error::verbs("mlx5dv_init_obj of the PD", errno)),
+        }
+        Ok(Arc::new(device))
+    }
+
+    /// Opens it for plain verbs, which any device has.
+    pub(crate) fn open_plain(name: &str) -> Result<Arc<Self>> {
+        let device = Self::open_by(name, |device| {
+            // SAFETY: the device is of the list.
+            NonNull::new(unsafe { sys::ibv_open_device(device) })
+                .ok_or_else(|| Error::last_verbs(format!("ibv_open_device of {name}")))
+        })?;
+        Ok(Arc::new(device))
+    }
+
+    fn open_by(
+        name: &str,
+        open: impl Fn(*mut sys::ibv_device) -> Result<NonNull<sys::ibv_context>>,
+    ) -> Result<Self> {
         let mut count = 0;
         // SAFETY: the list is freed below, after the one device of it that is used has been opened.
         let list = unsafe { sys::ibv_get_device_list(&mut count) };
@@ -53,15 +90,7 @@ impl Device {
             unsafe { CStr::from_ptr(sys::ibv_get_device_name(device)) }.to_bytes()
                 == name.as_bytes()
         });
-        let context = found.map(|device| {
-            let mut attr = sys::mlx5dv_context_attr {
-                flags: sys::mlx5dv_context_attr_flags::MLX5DV_CONTEXT_FLAGS_DEVX,
-                comp_mask: 0,
-            };
-            // SAFETY: the device is of the list; the attribute is read only.
-            NonNull::new(unsafe { sys::mlx5dv_open_device(device, &mut attr) })
-                .ok_or_else(|| Error::last_verbs(format!("open {name} with DevX")))
-        });
+        let context = found.map(open);
         // SAFETY: from ibv_get_device_list, and not used any more; an opened context keeps its own device.
         unsafe { sys::ibv_free_device_list(list) };
         let context = context.ok_or_else(|| {
@@ -81,7 +110,7 @@ impl Device {
             unsafe { sys::ibv_close_device(context.as_ptr()) };
             return Err(error);
         };
-        let mut device = Self {
+        let device = Self {
             context,
             pd,
             pdn: 0,
@@ -89,19 +118,7 @@ impl Device {
             home: Home::here(),
         };
         device.unblock_async_file()?;
-
-        let mut out = sys::mlx5dv_pd::default();
-        let mut object = sys::mlx5dv_obj::default();
-        object.pd.in_ = pd.as_ptr();
-        object.pd.out = &mut out;
-        // SAFETY: only the PD part is asked for, and it is filled in.
-        match unsafe {
-            sys::mlx5dv_init_obj(&mut object, sys::mlx5dv_obj_type::MLX5DV_OBJ_PD.into())
-        } {
-            0 => device.pdn = out.pdn,
-            errno => return Err(Error::verbs("mlx5dv_init_obj of the PD", errno)),
-        }
-        Ok(Arc::new(device))
+        Ok(device)
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -112,6 +129,47 @@ impl Device {
         self.pdn
     }
 
+    pub(crate) fn context(&self) -> *mut sys::ibv_context {
+        self.context.as_ptr()
+    }
+
+    pub(crate) fn pd(&self) -> *mut sys::ibv_pd {
+        self.pd.as_ptr()
+    }
+
+    /// What the device can do.
+    pub(crate) fn limits(&self) -> Result<sys::ibv_device_attr> {
+        let mut attr = sys::ibv_device_attr::default();
+        // SAFETY: the context is open; the attribute is written only.
+        match unsafe { sys::ibv_query_device(self.context(), &mut attr) } {
+            0 => Ok(attr),
+            errno => Err(Error::verbs(
+                format!("ibv_query_device of {}", self.name),
+                errno,
+            )),
+        }
+    }
+
+    /// All GIDs of all ports.
+    pub(crate) fn gids(&self) -> Result<Vec<sys::ibv_gid_entry>> {
+        /// More than the tables of devices have.
+        const MOST: usize = 1024;
+        let mut table = vec![sys::ibv_gid_entry::default(); MOST];
+        // SAFETY: the table has room for that many; the context is open.
+        let found =
+            unsafe { sys::ibv_query_gid_table(self.context(), table.as_mut_ptr(), MOST, 0) };
+        match usize::try_from(found) {
+            Ok(found) => {
+                table.truncate(found);
+                Ok(table)
+            }
+            Err(_) => Err(Error::verbs(
+                format!("ibv_query_gid_table of {}", self.name),
+                found.unsigned_abs() as i32,
+            )),
+        }
+    }
+
     /// The command file, which the broker compares a dma-buf's origin with.
     pub(crate) fn uverbs(&self) -> BorrowedFd<'_> {
         // SAFETY: the context owns the file as long as `self` lives.
@@ -120,11 +178,11 @@ impl Device {
 
     /// Whether this is the process that opened it. What a forked child drops is still its parent's: they share the
     /// uverbs file, through which both would end the same objects.
-    fn is_ours(&self) -> bool {
+    pub(crate) fn is_ours(&self) -> bool {
         self.home.is_here()
     }
 
-    fn check_ours(&self, what: &str) -> Result<()> {
+    pub(crate) fn check_ours(&self, what: &str) -> Result<()> {
         if self.is_ours() {
             return Ok(());
         }
@@ -153,8 +211,7 @@ impl Device {
     pub(crate) fn async_event(&self) -> Option<AsyncEvent> {
         let mut event = mem::MaybeUninit::<sys::ibv_async_event>::zeroed();
         // SAFETY: the context is open, and the event is written only. It is acknowledged at once: of what it names only
-        // the port's number is used, and objects of the verbs layer, which it may name else, this library makes none
-        // of.
+        // the port's number is used, and not the objects of the verbs layer, which may be gone by now.
         unsafe {
             if sys::ibv_get_async_event(self.context.as_ptr(), event.as_mut_ptr()) != 0 {
                 return None;
@@ -162,10 +219,11 @@ impl Device {
             sys::ibv_ack_async_event(event.as_mut_ptr());
             let event = event.assume_init();
             let name = CStr::from_ptr(sys::ibv_event_type_str(event.event_type));
+            let port = is_of_port(event.event_type).then_some(event.element.port_num as u8);
             Some(AsyncEvent::of_verbs(
                 &self.name,
                 event.event_type,
-                event.element.port_num as u8,
+                port.unwrap_or(0),
                 &name.to_string_lossy(),
             ))
         }
@@ -238,6 +296,58 @@ fn unblock(file: BorrowedFd<'_>, what: impl FnOnce() -> String) -> Result<()> {
     }
 }
 
+/// Whether an event is about a port, and so has its number, and not the address of an object.
+fn is_of_port(event: sys::ibv_event_type::Type) -> bool {
+    use sys::ibv_event_type as of;
+    matches!(
+        event,
+        of::IBV_EVENT_PORT_ACTIVE
+            | of::IBV_EVENT_PORT_ERR
+            | of::IBV_EVENT_LID_CHANGE
+            | of::IBV_EVENT_PKEY_CHANGE
+            | of::IBV_EVENT_SM_CHANGE
+            | of::IBV_EVENT_CLIENT_REREGISTER
+            | of::IBV_EVENT_GID_CHANGE
+    )
+}
+
+/// A port that packets do not get through, by what its state is.
+pub(crate) fn not_active(port: String, state: sys::ibv_port_state::Type) -> Error {
+    let (state, advice) = port_state(state);
+    Error::new(
+        Source::Argument,
+        libc::ENETDOWN,
+        port,
+        format!("its state is {state}, not ACTIVE"),
+        advice,
+    )
+}
+
+/// A port's state as ibv_devinfo names it, and what to do when it is not active.
+fn port_state(state: sys::ibv_port_state::Type) -> (&'static str, &'static str) {
+    use sys::ibv_port_state as of;
+    match state {
+        of::IBV_PORT_DOWN => (
+            "DOWN",
+            "is the cable in, the other end up, and the port enabled? see ibv_devinfo, and ip link",
+        ),
+        of::IBV_PORT_INIT => (
+            "INIT",
+            "the link is up, and no subnet manager has configured it: start opensm in this fabric",
+        ),
+        of::IBV_PORT_ARMED => (
+            "ARMED",
+            "the subnet manager is configuring it: try again in a second",
+        ),
+        of::IBV_PORT_ACTIVE => ("ACTIVE", ""),
+        of::IBV_PORT_ACTIVE_DEFER => (
+            "ACTIVE_DEFER",
+            "the link had an error and recovers: try again in a second",
+        ),
+        _ => ("NOP", "the driver does not know its state; see dmesg"),
+    }
+}
+
 /// The verbs device of a PCI function.
 pub(crate) fn device_name(nic: Bdf) -> Result<String> {
     let folder = format!("/sys/bus/pci/devices/{nic}/infiniband");
@@ -250,6 +360,17 @@ pub(crate) fn device_name(nic: Bdf) -> Result<String> {
             "pass the address of an RDMA NIC whose driver (mlx5_ib) is loaded; see ls -l /sys/class/infiniband",
         )),
     }
+}
+
+/// Refuses what names neither a PCI function nor a verbs device that is there.
+pub(crate) fn check_name(nic: &str) -> Result<()> {
+    let is_name = !nic.is_empty() && !nic.contains('/') && !nic.starts_with('.');
+    if nic.parse::<Bdf>().is_ok()
+        || is_name && fs::exists(format!("/sys/class/infiniband/{nic}")).unwrap_or(false)
+    {
+        return Ok(());
+    }
+    device_bdf(nic).map(drop)
 }
 
 /// The PCI function of a verbs device.
@@ -265,7 +386,13 @@ pub(crate) fn device_bdf(name: &str) -> Result<Bdf> {
     if name.is_empty() || name.contains('/') {
         return Err(unknown("not the name of a verbs device".into()));
     }
-    let target = fs::canonicalize(&link).map_err(|error| unknown(format!("{link}: {error}")))?;
+    let target = fs::canonicalize(&link).map_err(|error| {
+        if fs::exists(format!("/sys/class/infiniband/{name}")).unwrap_or(false) {
+            unknown("a verbs device that is no PCI function, and so no mlx5 NIC".into())
+        } else {
+            unknown(format!("{link}: {error}"))
+        }
+    })?;
     let text = target
         .file_name()
         .map(|name| name.to_string_lossy().into_owned())
@@ -531,6 +658,11 @@ impl Registration {
             device: Arc::clone(device),
             mr,
         })
+    }
+
+    /// Whether this is the process that made it.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.device.is_ours()
     }
 
     pub(crate) fn keys(&self) -> (u32, u32) {

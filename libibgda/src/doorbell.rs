@@ -11,6 +11,7 @@ use crate::{
     devx::{self, Uar},
     error::Result,
     nic::{Device, Session},
+    proxy,
     worker::lock,
 };
 use std::{
@@ -26,6 +27,8 @@ const UARS_TRIED: usize = 64;
 pub(crate) enum DoorbellPage {
     /// Of the NIC, granted by the broker, whose mapping goes before the UAR.
     Granted { doorbell: Doorbell, uar: Uar },
+    /// Memory that the proxy's thread looks at.
+    Proxy(proxy::Uar),
     /// Of the model.
     #[cfg(feature = "loopback")]
     Loopback(loopback::Uar),
@@ -36,6 +39,7 @@ impl DoorbellPage {
     pub(crate) fn address(&self) -> *mut u8 {
         match self {
             Self::Granted { doorbell, .. } => doorbell.address(),
+            Self::Proxy(uar) => uar.address(),
             #[cfg(feature = "loopback")]
             Self::Loopback(uar) => uar.address(),
         }
@@ -46,6 +50,7 @@ impl DoorbellPage {
     pub(crate) fn kind(&self) -> crate::cuda::HostKind {
         match self {
             Self::Granted { .. } => crate::cuda::HostKind::Doorbell,
+            Self::Proxy(_) => crate::cuda::HostKind::Memory,
             #[cfg(feature = "loopback")]
             Self::Loopback(_) => crate::cuda::HostKind::Memory,
         }
@@ -67,6 +72,7 @@ impl DoorbellPage {
     pub(crate) fn page_id(&self) -> u32 {
         match self {
             Self::Granted { uar, .. } => uar.page_id(),
+            Self::Proxy(uar) => uar.page_id(),
             #[cfg(feature = "loopback")]
             Self::Loopback(uar) => uar.page_id(),
         }
@@ -76,6 +82,8 @@ impl DoorbellPage {
     pub(crate) fn bar_offset(&self) -> u64 {
         match self {
             Self::Granted { doorbell, .. } => doorbell.bar_offset,
+            // In no BAR.
+            Self::Proxy(_) => 0,
             // The model's BAR 0 has its pages by their index, and no memory.
             #[cfg(feature = "loopback")]
             Self::Loopback(uar) => u64::from(uar.page_id()) << 12,
@@ -117,8 +125,8 @@ impl DoorbellPool {
             (_, Device::Loopback(device)) => {
                 loopback::Uar::alloc(device).map(DoorbellPage::Loopback)
             }
-            #[cfg(feature = "loopback")]
-            (Session::Loopback(_), Device::Verbs(_)) => unreachable!("a context has one side"),
+            (_, Device::Proxy(device)) => proxy::Uar::alloc(device).map(DoorbellPage::Proxy),
+            (_, Device::Verbs(_)) => unreachable!("a context has one side"),
         }
     }
 }

@@ -191,7 +191,7 @@ impl AsyncEvent {
         }
     }
 
-    /// An asynchronous event of the verbs device `device`; `name` is libibverbs' for it.
+    /// An asynchronous event of the verbs device `device`, of a port or with port 0; `name` is libibverbs' for it.
     pub(crate) fn of_verbs(device: &str, event: u32, port: u8, name: &str) -> Self {
         let port_state = |active| AsyncEventKind::Port { port, active };
         let other = AsyncEventKind::Verbs { event };
@@ -223,7 +223,10 @@ impl AsyncEvent {
             ),
             _ => Self::now(
                 other,
-                format!("{device}, port {port}: {name}"),
+                match port {
+                    0 => format!("{device}: {name}"),
+                    _ => format!("{device}, port {port}: {name}"),
+                },
                 format!("asynchronous event {event} of the verbs device"),
                 "see ibv_get_async_event(3)",
             ),
@@ -323,7 +326,7 @@ impl fmt::Display for AsyncEvent {
     }
 }
 
-fn now_ns() -> u64 {
+pub(crate) fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("every Linux has this clock");
     now.tv_sec() as u64 * 1_000_000_000 + now.tv_nsec() as u64
 }

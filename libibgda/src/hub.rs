@@ -87,7 +87,8 @@ impl Arrivals {
         unsafe { &*self.word }
     }
 
-    fn count(&self) {
+    /// One more.
+    pub(crate) fn count(&self) {
         let waiters = lock(&self.waiters);
         self.word().fetch_add(1, Ordering::Release);
         drop(waiters);
@@ -219,13 +220,15 @@ pub(crate) struct Hub {
 }
 
 impl Hub {
-    /// The hub of a device, or a new one.
-    pub(crate) fn of(device: &Device) -> Result<Arc<Self>> {
+    /// The hub of a device, or a new one. There is none on the proxy route, whose thread hears of queues by itself.
+    pub(crate) fn of(device: &Device) -> Result<Option<Arc<Self>>> {
         match device {
-            Device::Verbs(device) => Self::start(Source::Verbs(Channel::open(device)?)),
+            Device::Verbs(device) => Self::start(Source::Verbs(Channel::open(device)?)).map(Some),
+            Device::Proxy(_) => Ok(None),
             #[cfg(feature = "loopback")]
             Device::Loopback(device) => {
-                device.hub(|listener| Self::start(Source::Loopback(listener)))
+                let start = |listener| Self::start(Source::Loopback(listener));
+                device.hub(start).map(Some)
             }
         }
     }

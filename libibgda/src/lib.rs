@@ -48,6 +48,7 @@ mod memory;
 mod monitor;
 mod nic;
 mod pci;
+mod proxy;
 mod qp;
 mod queue;
 mod route;

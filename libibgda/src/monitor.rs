@@ -158,20 +158,22 @@ impl Monitor {
         lock(&self.running).is_some()
     }
 
-    /// Tells of what another thread has found out.
-    pub(crate) fn tell(&self, event: AsyncEvent) {
-        let mut pending = lock(&self.pending);
-        if pending.len() < MOST_UNTOLD {
-            pending.push_back(event);
-        }
-        drop(pending);
-        self.wake();
-    }
-
     fn wake(&self) {
         if let Some(running) = &*lock(&self.running) {
             ring(&running.wake);
         }
+    }
+
+    /// Something to tell that another thread of the library has found. What nobody listens for is kept, up to the latest
+    /// `MOST_UNTOLD`.
+    pub(crate) fn tell(&self, event: AsyncEvent) {
+        let mut pending = lock(&self.pending);
+        if pending.len() >= MOST_UNTOLD {
+            pending.pop_front();
+        }
+        pending.push_back(event);
+        drop(pending);
+        self.wake();
     }
 
     /// Calls this callback from now on. When it returns the former is not running and will not be called again; on the

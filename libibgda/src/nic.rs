@@ -1,22 +1,24 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What queues and regions are made of, on either side: a NIC through the broker and DevX, or the model in this process.
+//! What queues and regions are made of, on each side: a NIC through the broker and DevX, a thread that posts by verbs, or
+//! the model in this process.
 //!
-//! Both take the same commands. Which side it is, a context decides when it is opened.
+//! All take the same commands. Which side it is, a context decides when it is opened.
 
 #[cfg(feature = "loopback")]
 use crate::loopback;
-use crate::{broker, devx, error::Result, ifc::Block, memory::Access};
+use crate::{broker, devx, error::Result, ifc::Block, memory::Access, proxy};
 #[cfg(feature = "cuda")]
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
 
 macro_rules! sides {
-    ($($(#[$attribute:meta])* $name:ident = $verbs:ty, $loopback:ty;)*) => {
+    ($($(#[$attribute:meta])* $name:ident = $verbs:ty, $proxy:ty, $loopback:ty;)*) => {
         $(
             $(#[$attribute])*
             #[derive(Debug)]
             pub(crate) enum $name {
                 Verbs($verbs),
+                Proxy($proxy),
                 #[cfg(feature = "loopback")]
                 Loopback($loopback),
             }
@@ -27,20 +29,20 @@ macro_rules! sides {
 sides! {
     /// The session that grants.
     #[derive(Clone)]
-    Session = Arc<broker::Session>, Arc<loopback::Session>;
+    Session = Arc<broker::Session>, Arc<proxy::Session>, Arc<loopback::Session>;
     /// The NIC, opened, with a protection domain.
     #[derive(Clone)]
-    Device = Arc<devx::Device>, Arc<loopback::Device>;
+    Device = Arc<devx::Device>, Arc<proxy::Device>, Arc<loopback::Device>;
     /// Zeroed memory for queues.
-    QueueMemory = broker::QueueMemory, loopback::QueueMemory;
+    QueueMemory = broker::QueueMemory, proxy::QueueMemory, loopback::QueueMemory;
     /// A UAR page.
-    Uar = devx::Uar, loopback::Uar;
+    Uar = devx::Uar, proxy::Uar, loopback::Uar;
     /// Memory that firmware objects may lie in.
-    Umem = devx::Umem, loopback::Umem;
+    Umem = devx::Umem, proxy::Umem, loopback::Umem;
     /// A firmware object.
-    Object = devx::Object, loopback::Object;
+    Object = devx::Object, proxy::Object, loopback::Object;
     /// Memory registered with the NIC.
-    Registration = devx::Registration, loopback::Registration;
+    Registration = devx::Registration, proxy::Registration, loopback::Registration;
 }
 
 /// The same expression for whichever side a value is of.
@@ -48,6 +50,7 @@ macro_rules! either {
     ($value:expr, $side:ident => $does:expr) => {
         match $value {
             Self::Verbs($side) => $does,
+            Self::Proxy($side) => $does,
             #[cfg(feature = "loopback")]
             Self::Loopback($side) => $does,
         }
@@ -59,6 +62,7 @@ impl Session {
     pub(crate) fn verbs(&self) -> Option<&Arc<broker::Session>> {
         match self {
             Self::Verbs(session) => Some(session),
+            Self::Proxy(_) => None,
             #[cfg(feature = "loopback")]
             Self::Loopback(_) => None,
         }
@@ -73,6 +77,7 @@ impl Session {
     pub(crate) fn status_kind(&self) -> crate::cuda::HostKind {
         match self {
             Self::Verbs(_) => crate::cuda::HostKind::ReadOnly,
+            Self::Proxy(_) => crate::cuda::HostKind::Memory,
             #[cfg(feature = "loopback")]
             Self::Loopback(_) => crate::cuda::HostKind::Memory,
         }
@@ -84,10 +89,11 @@ impl Session {
 }
 
 impl Device {
-    /// The verbs device, if it is one.
+    /// The verbs device whose events nobody else listens to, if it is one.
     pub(crate) fn verbs(&self) -> Option<Arc<devx::Device>> {
         match self {
             Self::Verbs(device) => Some(Arc::clone(device)),
+            Self::Proxy(_) => None,
             #[cfg(feature = "loopback")]
             Self::Loopback(_) => None,
         }
@@ -97,9 +103,9 @@ impl Device {
     pub(crate) fn is(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Verbs(one), Self::Verbs(other)) => Arc::ptr_eq(one, other),
+            (Self::Proxy(one), Self::Proxy(other)) => Arc::ptr_eq(one, other),
             #[cfg(feature = "loopback")]
             (Self::Loopback(one), Self::Loopback(other)) => Arc::ptr_eq(one, other),
-            #[cfg(feature = "loopback")]
             _ => false,
         }
     }
@@ -108,13 +114,24 @@ impl Device {
         either!(self, device => device.name())
     }
 
+    /// 0 on the proxy route, which takes its own.
     pub(crate) fn pdn(&self) -> u32 {
-        either!(self, device => device.pdn())
+        match self {
+            Self::Verbs(device) => device.pdn(),
+            Self::Proxy(_) => 0,
+            #[cfg(feature = "loopback")]
+            Self::Loopback(device) => device.pdn(),
+        }
     }
 
-    /// The EQ of completion vector 0.
+    /// The EQ of completion vector 0; 0 on the proxy route, which has none.
     pub(crate) fn eqn(&self) -> Result<u32> {
-        either!(self, device => device.eqn())
+        match self {
+            Self::Verbs(device) => device.eqn(),
+            Self::Proxy(_) => Ok(0),
+            #[cfg(feature = "loopback")]
+            Self::Loopback(device) => device.eqn(),
+        }
     }
 }
 
@@ -123,6 +140,7 @@ impl QueueMemory {
     pub(crate) fn alloc(session: &Session, bytes: usize) -> Result<Self> {
         match session {
             Session::Verbs(session) => broker::QueueMemory::alloc(session, bytes).map(Self::Verbs),
+            Session::Proxy(session) => proxy::QueueMemory::alloc(session, bytes).map(Self::Proxy),
             #[cfg(feature = "loopback")]
             Session::Loopback(session) => {
                 loopback::QueueMemory::alloc(session, bytes).map(Self::Loopback)
@@ -143,6 +161,7 @@ impl Uar {
     pub(crate) fn alloc(device: &Device) -> Result<Self> {
         match device {
             Device::Verbs(device) => devx::Uar::alloc(device).map(Self::Verbs),
+            Device::Proxy(device) => proxy::Uar::alloc(device).map(Self::Proxy),
             #[cfg(feature = "loopback")]
             Device::Loopback(device) => loopback::Uar::alloc(device).map(Self::Loopback),
         }
@@ -163,6 +182,7 @@ impl Umem {
                 // SAFETY: by this function's contract.
                 unsafe { devx::Umem::register(device, address, bytes) }.map(Self::Verbs)
             }
+            Device::Proxy(device) => Ok(Self::Proxy(proxy::Umem::register(device, address, bytes))),
             #[cfg(feature = "loopback")]
             Device::Loopback(device) => {
                 loopback::Umem::register(device, address, bytes).map(Self::Loopback)
@@ -184,6 +204,7 @@ impl Object {
     ) -> Result<Self> {
         match device {
             Device::Verbs(device) => devx::Object::create(device, what, input).map(Self::Verbs),
+            Device::Proxy(device) => proxy::Object::create(device, what, input).map(Self::Proxy),
             #[cfg(feature = "loopback")]
             Device::Loopback(device) => {
                 loopback::Object::create(device, what, input).map(Self::Loopback)
@@ -217,6 +238,10 @@ impl Registration {
                 unsafe { devx::Registration::new(device, address, bytes, access.verbs()) }
                     .map(Self::Verbs)
             }
+            Device::Proxy(device) => {
+                // SAFETY: by this function's contract.
+                unsafe { proxy::Registration::new(device, address, bytes, access) }.map(Self::Proxy)
+            }
             #[cfg(feature = "loopback")]
             Device::Loopback(device) => {
                 // SAFETY: by this function's contract.
@@ -238,6 +263,9 @@ impl Registration {
             Device::Verbs(device) => {
                 let (file, access) = (dmabuf.as_fd(), access.verbs());
                 devx::Registration::of_dmabuf(device, file, address, bytes, access).map(Self::Verbs)
+            }
+            Device::Proxy(device) => {
+                proxy::Registration::of_dmabuf(device, dmabuf, access).map(Self::Proxy)
             }
             #[cfg(feature = "loopback")]
             Device::Loopback(device) => Err(crate::Error::new(

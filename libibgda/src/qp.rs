@@ -18,6 +18,7 @@ use crate::{
     memory::Access,
     nic::{Object, QueueMemory, Umem},
     queue::{Handle, depth},
+    route::Route,
     worker::Home,
 };
 #[cfg(feature = "cuda")]
@@ -91,10 +92,11 @@ impl Default for QueuePairOptions {
 }
 
 impl QueuePairOptions {
-    /// As the handles say it, of a context with a thread that carries doorbells or without.
-    fn mode(&self, carries: bool) -> u32 {
+    /// As the handles say it, of a context on this route.
+    fn mode(&self, route: Route) -> u32 {
+        let by_word = matches!(route, Route::CpuDoorbell | Route::Proxy);
         (if self.shared { IBGDA_SHARED } else { 0 })
-            | (if carries { IBGDA_CPU_DOORBELL } else { 0 })
+            | (if by_word { IBGDA_CPU_DOORBELL } else { 0 })
     }
 
     fn check(&self) -> Result<()> {
@@ -204,7 +206,7 @@ impl QueuePair {
                 "pass a CQ for receives if and only if the receive depth is not 0",
             ));
         }
-        let mode = options.mode(context.carrier().is_some());
+        let mode = options.mode(context.route());
         let device = context.device();
         send_cq.take(device, "send queue", options.send_depth, mode)?;
         let taken = recv_cq.map_or(Ok(()), |cq| {
@@ -268,9 +270,13 @@ impl QueuePair {
         let object = Object::create(context.device(), &what, &command)?;
 
         let monitor = context.monitor();
-        let subscription = monitor
-            .listens()
-            .then(|| context.hub()?.subscribe_qp(&object, monitor))
+        let hub = if monitor.listens() {
+            context.hub()?
+        } else {
+            None
+        };
+        let subscription = hub
+            .map(|hub| hub.subscribe_qp(&object, monitor))
             .transpose()?;
 
         let port = context.port();
@@ -305,7 +311,7 @@ impl QueuePair {
             } else {
                 ptr::null_mut()
             },
-            mode: options.mode(carried.is_some()),
+            mode: options.mode(context.route()),
             // SAFETY: queues and record lie inside the memory, as computed above.
             send_ring: unsafe { base.add(recv_bytes) },
             recv_ring: if options.recv_depth == 0 {

@@ -20,6 +20,10 @@ pub enum Route {
     /// `IBGDA_CPU_DOORBELL`. Adds the way through the CPU to each doorbell, and after a pause of the traffic up to an
     /// eighth of that pause, and at most a millisecond, until the thread looks again.
     CpuDoorbell,
+    /// A thread of the library posts by verbs what kernels write: on any NIC that has verbs, without the broker, a policy
+    /// entry, or a GPU on the bus. Kernels need `IBGDA_CPU_DOORBELL`. The pauses of the thread are as on
+    /// [`Route::CpuDoorbell`], and each request and each completion goes through it.
+    Proxy,
     /// The NIC is the ConnectX model in this process: no NIC, no broker, no root. Never found, only asked for, and with
     /// the crate's feature `loopback` only.
     Loopback,
@@ -27,17 +31,27 @@ pub enum Route {
 
 impl Route {
     /// What can be used, the best first.
-    const BEST_FIRST: [Self; 2] = [Self::Direct, Self::CpuDoorbell];
+    pub(crate) const BEST_FIRST: [Self; 3] = [Self::Direct, Self::CpuDoorbell, Self::Proxy];
+
+    /// Of these, those for which the broker grants doorbell pages.
+    pub(crate) const GRANTED: [Self; 2] = [Self::Direct, Self::CpuDoorbell];
 
     /// Every one.
-    const ALL: [Self; 4] = [Self::Auto, Self::Direct, Self::CpuDoorbell, Self::Loopback];
+    const ALL: [Self; 5] = [
+        Self::Auto,
+        Self::Direct,
+        Self::CpuDoorbell,
+        Self::Proxy,
+        Self::Loopback,
+    ];
 
-    /// Its name on command lines: `auto`, `direct`, `cpu-doorbell`, `loopback`.
+    /// Its name on command lines: `auto`, `direct`, `cpu-doorbell`, `proxy`, `loopback`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
             Self::Direct => "direct",
             Self::CpuDoorbell => "cpu-doorbell",
+            Self::Proxy => "proxy",
             Self::Loopback => "loopback",
         }
     }
@@ -61,7 +75,7 @@ impl FromStr for Route {
                 Error::argument(
                     format!("route {text:?}"),
                     "there is no such route",
-                    "use auto, direct, cpu-doorbell or loopback",
+                    "use auto, direct, cpu-doorbell, proxy or loopback",
                 )
             })
     }
@@ -100,6 +114,12 @@ impl RouteReport {
     pub fn better(&self) -> &[(Route, Error)] {
         &self.better
     }
+
+    /// Whether the policy refuses the GPU this NIC, so that a better route was tried in vain: perhaps by mistake.
+    pub fn is_refused_by_policy(&self) -> bool {
+        let refused = |why: &Error| (why.origin(), why.errno()) == (Source::Broker, libc::EACCES);
+        self.better.iter().any(|(_, why)| refused(why))
+    }
 }
 
 impl fmt::Display for RouteReport {
@@ -110,6 +130,13 @@ impl fmt::Display for RouteReport {
             "is the best that works"
         };
         write!(f, "{}: in use, since it {how}", self.route)?;
+        if self.is_refused_by_policy() {
+            write!(
+                f,
+                "\nPOLICY: it refuses a better route, see below; {} needs no permission, since no GPU rings the NIC on it",
+                self.route
+            )?;
+        }
         for (route, why) in &self.better {
             write!(f, "\n{route}: not used: {why}")?;
         }
@@ -117,13 +144,14 @@ impl fmt::Display for RouteReport {
     }
 }
 
-/// Takes the route that is wanted, or the best for which `attempt` makes what it needs.
+/// Takes the route that is wanted, or the best of `routes`, which come best first, for which `attempt` makes what it needs.
 pub(crate) fn choose<T>(
+    routes: &[Route],
     wanted: Route,
     mut attempt: impl FnMut(Route) -> Result<T>,
 ) -> Result<(T, RouteReport)> {
     let mut better = Vec::new();
-    for route in Route::BEST_FIRST {
+    for &route in routes {
         if wanted != Route::Auto && wanted != route {
             better.push((route, passed_over(route, wanted)));
             continue;
@@ -143,9 +171,18 @@ pub(crate) fn choose<T>(
     }
     // All were tried in vain; the last has the least needs.
     let (_, last) = better.last().expect("there are routes");
-    let all: Vec<String> = better
+    // Routes that fail for one reason say it once.
+    let mut reasons: Vec<(String, String)> = Vec::new();
+    for (route, why) in &better {
+        let why = why.to_string();
+        match reasons.last_mut() {
+            Some((routes, same)) if *same == why => *routes = format!("{routes}, {route}"),
+            _ => reasons.push((route.to_string(), why)),
+        }
+    }
+    let all: Vec<String> = reasons
         .iter()
-        .map(|(route, why)| format!("{route}: {why}"))
+        .map(|(routes, why)| format!("{routes}: {why}"))
         .collect();
     Err(Error::new(
         last.origin(),
@@ -197,7 +234,7 @@ mod tests {
 
     #[test]
     fn auto_takes_the_best_that_works_and_says_why_not_a_better_one() {
-        let (made, report) = choose(Route::Auto, Ok).expect("all work");
+        let (made, report) = choose(&Route::BEST_FIRST, Route::Auto, Ok).expect("all work");
         assert_eq!((made, report.route()), (Route::Direct, Route::Direct));
         assert!(!report.is_forced() && report.better().is_empty());
 
@@ -205,7 +242,7 @@ mod tests {
             Route::Direct => Err(refusal(libc::EXDEV)),
             route => Ok(route),
         };
-        let (made, report) = choose(Route::Auto, attempt).expect("one works");
+        let (made, report) = choose(&Route::BEST_FIRST, Route::Auto, attempt).expect("one works");
         assert_eq!(
             (made, report.route()),
             (Route::CpuDoorbell, Route::CpuDoorbell)
@@ -224,7 +261,7 @@ mod tests {
 
     #[test]
     fn a_forced_route_is_taken_or_refused_with_its_reason() {
-        let (made, report) = choose(Route::CpuDoorbell, Ok).expect("it works");
+        let (made, report) = choose(&Route::BEST_FIRST, Route::CpuDoorbell, Ok).expect("it works");
         assert_eq!(made, Route::CpuDoorbell);
         assert!(report.is_forced());
         assert!(
@@ -232,9 +269,9 @@ mod tests {
                 .to_string()
                 .contains("direct: not used: by choice: route cpu-doorbell was asked for")
         );
-        for route in [Route::Direct, Route::CpuDoorbell] {
+        for route in Route::BEST_FIRST {
             let mut tried = Vec::new();
-            let error = choose(route, |route| -> Result<()> {
+            let error = choose(&Route::BEST_FIRST, route, |route| -> Result<()> {
                 tried.push(route);
                 Err(refusal(libc::EPERM))
             })
@@ -246,18 +283,36 @@ mod tests {
 
     #[test]
     fn when_none_works_every_reason_is_told() {
-        let error = choose(Route::Auto, |route| -> Result<()> {
-            Err(refusal(if route == Route::Direct {
-                libc::EXDEV
-            } else {
-                libc::EAGAIN
-            }))
+        let error = choose(&Route::BEST_FIRST, Route::Auto, |route| -> Result<()> {
+            Err(match route {
+                Route::Direct => Error::argument("try it", "it is too far", ""),
+                _ => refusal(libc::EAGAIN),
+            })
         })
         .expect_err("none works");
         assert_eq!(error.errno(), libc::EAGAIN);
-        for part in ["direct: try it", "cpu-doorbell: try it"] {
+        for part in [
+            "direct: try it: it is too far; cpu",
+            "cpu-doorbell, proxy: try it",
+        ] {
             assert!(error.to_string().contains(part), "{error}");
         }
+    }
+
+    #[test]
+    fn a_refusal_of_the_policy_is_told_before_all_else() {
+        let attempt = |route| match route {
+            Route::Proxy => Ok(route),
+            _ => Err(refusal(libc::EACCES)),
+        };
+        let (_, report) = choose(&Route::BEST_FIRST, Route::Auto, attempt).expect("one works");
+        assert!(report.is_refused_by_policy());
+        let text = report.to_string();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 4, "{text}");
+        assert!(lines[1].starts_with("POLICY: "), "{text}");
+        let (_, report) = choose(&Route::BEST_FIRST, Route::Proxy, Ok).expect("it works");
+        assert!(!report.is_refused_by_policy(), "nobody asked it");
     }
 
     #[test]

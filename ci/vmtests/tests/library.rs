@@ -7,7 +7,7 @@ mod support;
 use anyhow::{Context as _, Result, bail, ensure};
 use ibgda::{
     Access, Bdf, Context, MemoryRegion, OpenOptions, QpAddress, QpCounters, QueuePair,
-    QueuePairOptions, Rounding, Source, Status,
+    QueuePairOptions, Rounding, Route, Source, Status,
     abi::{IBGDA_CQE_REQ_ERR, IBGDA_NO_DOORBELL, IBGDA_UNSIGNALED, ibgda_qp, ibgda_region},
     capi,
 };
@@ -782,7 +782,12 @@ fn a_forked_child_that_drops_everything_takes_nothing_from_its_parent() -> Resul
 fn opening_says_what_is_wrong() -> Result<()> {
     let mut machine = Machine::take();
     let refuse = |nic: &str, gpu: Bdf, errno: i32, words: &str| -> Result<()> {
-        match Context::open(&OpenOptions::new(nic, gpu)) {
+        // With any other route, auto would find one that needs neither GPU nor permission.
+        let options = OpenOptions {
+            route: Route::Direct,
+            ..OpenOptions::new(nic, gpu)
+        };
+        match Context::open(&options) {
             Ok(_) => bail!("{nic}, {gpu} was opened"),
             Err(error) => ensure!(
                 error.errno() == errno && error.to_string().contains(words),

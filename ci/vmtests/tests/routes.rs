@@ -44,6 +44,11 @@ fn the_best_route_is_taken_and_a_lesser_one_when_asked_for() -> Result<()> {
             && text.contains("was asked for"),
         "{text}"
     );
+
+    let context = open(&machine, 0, Route::Proxy)?;
+    let report = context.route_report();
+    ensure!(context.route() == Route::Proxy && report.is_forced());
+    ensure!(report.better().len() == 2, "{report}");
     Ok(())
 }
 
@@ -51,7 +56,7 @@ fn the_best_route_is_taken_and_a_lesser_one_when_asked_for() -> Result<()> {
 fn a_route_that_cannot_be_had_is_refused_with_the_reason() -> Result<()> {
     let mut machine = Machine::take();
     machine.allowed.clear();
-    for route in [Route::Auto, Route::Direct, Route::CpuDoorbell] {
+    for route in [Route::Direct, Route::CpuDoorbell] {
         let error = open(&machine, 0, route)
             .err()
             .with_context(|| format!("{route} without permission"))?;
@@ -61,13 +66,34 @@ fn a_route_that_cannot_be_had_is_refused_with_the_reason() -> Result<()> {
             "{route}: {error}"
         );
     }
+    // No GPU rings the NIC on the proxy route; what the policy says is told all the same, before all else.
+    let context = open(&machine, 0, Route::Auto)?;
+    let report = context.route_report();
+    ensure!(context.route() == Route::Proxy && report.is_refused_by_policy());
+    let text = report.to_string();
+    ensure!(
+        text.lines()
+            .nth(1)
+            .is_some_and(|line| line.starts_with("POLICY"))
+            && text.matches("/config/ibgda/allow").count() == 2,
+        "{text}"
+    );
+    let context = open(&machine, 0, Route::Proxy)?;
+    ensure!(
+        !context.route_report().is_refused_by_policy(),
+        "nobody asked it"
+    );
     Ok(())
 }
 
 #[test]
 fn the_handle_says_which_route_its_kernels_are_for() -> Result<()> {
     let machine = Machine::take();
-    for (route, bit) in [(Route::Direct, 0), (Route::CpuDoorbell, IBGDA_CPU_DOORBELL)] {
+    for (route, bit) in [
+        (Route::Direct, 0),
+        (Route::CpuDoorbell, IBGDA_CPU_DOORBELL),
+        (Route::Proxy, IBGDA_CPU_DOORBELL),
+    ] {
         for (shared, other) in [(false, 0), (true, IBGDA_SHARED)] {
             let link = Link::with(&machine, route, 4096, |options| options.shared = shared)?;
             // SAFETY: the QP lives, and nobody else uses it.

@@ -18,13 +18,21 @@ fn the_doorbell_goes_through_the_cpu_unless_the_gpu_is_said_to_reach_the_nic() -
         })
     };
     let entry = Allowed::pair(gpu, nic);
-    for route in [Route::Auto, Route::Direct, Route::CpuDoorbell] {
+    for route in [Route::Direct, Route::CpuDoorbell] {
         let error = open(route).err().context("bound without any_path")?;
         ensure!(
             error.errno() == libc::EXDEV && error.to_string().contains("any_path"),
             "{route}: {error}"
         );
     }
+    // What the GPU cannot reach, a CPU does.
+    let context = open(Route::Auto)?;
+    ensure!(context.route() == Route::Proxy);
+    let report = context.route_report();
+    ensure!(
+        !report.is_refused_by_policy() && report.to_string().contains("any_path"),
+        "{report}"
+    );
 
     entry.set_any_path("1")?;
     let context = open(Route::Auto)?;

@@ -20,6 +20,9 @@ pub const IBGDA_ROUTE_DIRECT: u32 = 1;
 pub const IBGDA_ROUTE_CPU_DOORBELL: u32 = 2;
 /// The NIC is the ConnectX model in this process, in a library that was built with it: "loopback0" and on.
 pub const IBGDA_ROUTE_LOOPBACK: u32 = 3;
+/// A thread of the library posts by verbs what kernels write, on any NIC that has verbs, without the broker. Kernels need
+/// IBGDA_CPU_DOORBELL.
+pub const IBGDA_ROUTE_PROXY: u32 = 4;
 
 /// The NIC was reset or taken away, or the right to it withdrawn: generation, reason.
 pub const IBGDA_ASYNC_NIC_LOST: u32 = 1;
@@ -118,10 +121,11 @@ pub(super) fn route(call: &str, number: u32) -> Result<Route> {
         IBGDA_ROUTE_DIRECT => Ok(Route::Direct),
         IBGDA_ROUTE_CPU_DOORBELL => Ok(Route::CpuDoorbell),
         IBGDA_ROUTE_LOOPBACK => Ok(Route::Loopback),
+        IBGDA_ROUTE_PROXY => Ok(Route::Proxy),
         other => Err(Error::argument(
             call,
             format!("there is no route {other}"),
-            "use IBGDA_ROUTE_AUTO, _DIRECT, _CPU_DOORBELL or _LOOPBACK",
+            "use IBGDA_ROUTE_AUTO, _DIRECT, _CPU_DOORBELL, _PROXY or _LOOPBACK",
         )),
     }
 }
@@ -140,6 +144,7 @@ pub unsafe extern "C" fn ibgda_get_route(context: *const ibgda_context, route: *
             Route::Auto => IBGDA_ROUTE_AUTO,
             Route::Direct => IBGDA_ROUTE_DIRECT,
             Route::CpuDoorbell => IBGDA_ROUTE_CPU_DOORBELL,
+            Route::Proxy => IBGDA_ROUTE_PROXY,
             Route::Loopback => IBGDA_ROUTE_LOOPBACK,
         })
     };
@@ -367,10 +372,11 @@ mod tests {
             (IBGDA_ROUTE_DIRECT, Route::Direct),
             (IBGDA_ROUTE_CPU_DOORBELL, Route::CpuDoorbell),
             (IBGDA_ROUTE_LOOPBACK, Route::Loopback),
+            (IBGDA_ROUTE_PROXY, Route::Proxy),
         ] {
             assert_eq!(route("open", number).expect("a route"), expected);
         }
-        let error = route("open", 4).expect_err("no route");
+        let error = route("open", 5).expect_err("no route");
         assert!(error.to_string().contains("IBGDA_ROUTE_AUTO"), "{error}");
     }
 }

@@ -14,7 +14,7 @@ use std::{thread, time::Duration};
 /// For what must happen; much longer than it takes.
 pub const PATIENCE: u64 = 60_000_000_000;
 /// What the same kernels run on.
-pub const ROUTES: [Route; 2] = [Route::Direct, Route::CpuDoorbell];
+pub const ROUTES: [Route; 3] = [Route::Direct, Route::CpuDoorbell, Route::Proxy];
 
 pub fn open(machine: &Machine, nic: usize, route: Route) -> Result<Context> {
     Ok(Context::open(&OpenOptions {
