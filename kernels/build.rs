@@ -12,6 +12,8 @@ use std::{
 const ARCHITECTURES: [u32; 4] = [75, 80, 90, 100];
 
 const KERNELS: &str = "library/transfer.cu";
+/// What the kernels are given.
+const REQUESTS: &str = "library/requests.h";
 
 fn main() {
     let include =
@@ -21,22 +23,26 @@ fn main() {
     let types = include.join("ibgda/types.h");
     println!("cargo:rerun-if-changed={}", include.display());
     println!("cargo:rerun-if-changed={KERNELS}");
+    println!("cargo:rerun-if-changed={REQUESTS}");
     // For the build scripts of dependents that compile kernels: DEP_IBGDA_DEVICE_INCLUDE.
     println!("cargo:include={}", include.display());
 
-    bindgen::Builder::default()
-        .header(types.to_str().expect("a path in UTF-8"))
+    bindings(types.to_str().expect("a path in UTF-8"))
         .allowlist_type("ibgda_.*")
         .allowlist_var("IBGDA_.*")
-        .default_enum_style(bindgen::EnumVariation::ModuleConsts)
-        .default_macro_constant_type(bindgen::MacroTypeVariation::Unsigned)
-        .derive_default(true)
-        .derive_eq(true)
-        .layout_tests(true)
         .generate()
         .expect("bindgen over ibgda/types.h (install libclang)")
         .write_to_file(out.join("types.rs"))
         .expect("write types.rs");
+    bindings(REQUESTS)
+        .clang_arg(format!("-I{}", include.display()))
+        .allowlist_type("ibgda_(request|request_kind|job|stream|u8|u32|u64)")
+        .allowlist_recursively(false)
+        .raw_line("use crate::abi::ibgda_qp;")
+        .generate()
+        .expect("bindgen over requests.h")
+        .write_to_file(out.join("requests.rs"))
+        .expect("write requests.rs");
 
     if env::var_os("CARGO_FEATURE_CUDA").is_some() {
         let image = match nvcc() {
@@ -53,11 +59,25 @@ fn main() {
         .cpp(true)
         .std("c++17")
         .flag("-xc++")
+        // Nothing of it needs the C++ library, which programs would then depend on.
+        .cpp_link_stdlib(None)
+        .flag("-fno-exceptions")
+        .flag("-fno-rtti")
         .define("IBGDA_HOST", None)
         .include(&include)
         .extra_warnings(true)
         .file(KERNELS)
         .compile("ibgda_kernels");
+}
+
+fn bindings(header: &str) -> bindgen::Builder {
+    bindgen::Builder::default()
+        .header(header)
+        .default_enum_style(bindgen::EnumVariation::ModuleConsts)
+        .default_macro_constant_type(bindgen::MacroTypeVariation::Unsigned)
+        .derive_default(true)
+        .derive_eq(true)
+        .layout_tests(true)
 }
 
 /// nvcc: NVCC's, which an empty NVCC says not to look for; else that in PATH. Cargo looks at a change of NVCC only, so

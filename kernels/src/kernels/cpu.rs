@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The kernels on a CPU thread, which stands in for the GPU.
 
+use super::requests::{ibgda_job, ibgda_stream};
 use crate::{
     Status,
     abi::{ibgda_qp, ibgda_region},
@@ -17,6 +18,8 @@ unsafe extern "C" {
         result: *mut u32,
     );
     fn ibgda_kernel_wait(qp: *mut ibgda_qp, timeout_ns: u64, result: *mut u32);
+    fn ibgda_kernel_jobs(jobs: *mut ibgda_job);
+    fn ibgda_kernel_streams(streams: *mut ibgda_stream);
 }
 
 /// A QP on its way to the thread that stands in for the GPU.
@@ -67,4 +70,43 @@ pub unsafe fn wait(qp: *mut ibgda_qp, timeout: Duration) -> Status {
         // SAFETY: by this function's contract.
         unsafe { ibgda_kernel_wait(qp, nanoseconds(timeout), result) }
     })
+}
+
+/// One block's argument on its way to the thread that stands in for it.
+struct Block<T>(*mut T);
+
+// SAFETY: by the contract of the callers, the block's thread alone uses what it names meanwhile.
+unsafe impl<T> Send for Block<T> {}
+
+/// Runs a kernel that has a block for each element, each on a thread of its own.
+fn launch_blocks<T>(arguments: &mut [T], kernel: impl Fn(*mut T) + Sync) {
+    thread::scope(|scope| {
+        for argument in arguments {
+            let block = Block(argument);
+            let kernel = &kernel;
+            scope.spawn(move || {
+                let block = block;
+                kernel(block.0);
+            });
+        }
+    });
+}
+
+/// Runs jobs at the same time, and waits for all.
+///
+/// # Safety
+/// Of each, `qp` is a device handle whose QP lives and that nobody else uses meanwhile, and that no two jobs share;
+/// `requests` are `count` requests.
+pub unsafe fn jobs(jobs: &mut [ibgda_job]) {
+    // SAFETY: by this function's contract; what the NIC is asked to move, it checks itself.
+    launch_blocks(jobs, |job| unsafe { ibgda_kernel_jobs(job) });
+}
+
+/// Runs streams at the same time, and waits for all.
+///
+/// # Safety
+/// As of [`jobs`].
+pub unsafe fn streams(streams: &mut [ibgda_stream]) {
+    // SAFETY: by this function's contract.
+    launch_blocks(streams, |stream| unsafe { ibgda_kernel_streams(stream) });
 }

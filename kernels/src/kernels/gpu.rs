@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The kernels on a GPU.
 
-use super::{SOURCE, nvrtc};
+use super::{
+    SOURCE, nvrtc,
+    requests::{ibgda_job, ibgda_request, ibgda_stream},
+};
 use crate::{Status, abi::ibgda_region};
 use cudarc::{
     driver::{
-        CudaContext, CudaFunction, CudaModule, CudaSlice, CudaStream, DeviceRepr, DriverError,
-        LaunchConfig, PushKernelArg, sys::CUdeviceptr,
+        CudaContext, CudaFunction, CudaModule, CudaSlice, CudaStream, DevicePtr as _, DeviceRepr,
+        DriverError, LaunchConfig, PushKernelArg, sys::CUdeviceptr,
     },
     nvrtc::Ptx,
 };
@@ -100,13 +103,21 @@ pub fn load_from(context: &Arc<CudaContext>, origin: Origin) -> Result<Arc<CudaM
 
 // SAFETY: it is plain data, laid out as in C.
 unsafe impl DeviceRepr for ibgda_region {}
+// SAFETY: as above.
+unsafe impl DeviceRepr for ibgda_request {}
+// SAFETY: as above; its pointers are the GPU's.
+unsafe impl DeviceRepr for ibgda_job {}
+// SAFETY: as above.
+unsafe impl DeviceRepr for ibgda_stream {}
 
-/// The kernels of a loaded module, each launched as one thread on a stream of their own.
+/// The kernels of a loaded module, launched on a stream of their own.
 #[derive(Debug)]
 pub struct Kernels {
     stream: Arc<CudaStream>,
     put_blocks: CudaFunction,
     wait: CudaFunction,
+    jobs: CudaFunction,
+    streams: CudaFunction,
 }
 
 impl Kernels {
@@ -125,6 +136,8 @@ impl Kernels {
                 .map_err(|error| Error::Driver("cuStreamCreate", error))?,
             put_blocks: function("ibgda_kernel_put_blocks")?,
             wait: function("ibgda_kernel_wait")?,
+            jobs: function("ibgda_kernel_jobs")?,
+            streams: function("ibgda_kernel_streams")?,
         })
     }
 
@@ -175,6 +188,85 @@ impl Kernels {
         let launched = unsafe { launch.launch(ONE_THREAD) };
         launched.map_err(|error| Error::Driver("cuLaunchKernel", error))?;
         self.status(&result)
+    }
+
+    /// Runs jobs at the same time, a block each, and waits for all. Their requests are copied to the GPU and back.
+    ///
+    /// # Errors
+    /// The driver's.
+    ///
+    /// # Safety
+    /// Of each, `qp` is a QP's handle for this GPU; the QP lives, nobody else uses the handle meanwhile, and no two jobs
+    /// share it. `requests` are `count` requests of the host's.
+    pub unsafe fn jobs(&self, jobs: &mut [ibgda_job]) -> Result<(), Error> {
+        let mut on_gpu = jobs.to_vec();
+        let mut kept = Vec::new();
+        for job in &mut on_gpu {
+            // SAFETY: by this function's contract.
+            let requests = unsafe { std::slice::from_raw_parts(job.requests, job.count as usize) };
+            let there = self.copy(requests)?;
+            job.requests =
+                std::ptr::without_provenance_mut(there.device_ptr(&self.stream).0 as usize);
+            kept.push(there);
+        }
+        self.blocks(&self.jobs, &mut on_gpu)?;
+        for ((job, ran), there) in jobs.iter_mut().zip(on_gpu).zip(kept) {
+            (job.status, job.done) = (ran.status, ran.done);
+            // SAFETY: as above; the host's requests are borrowed with the jobs.
+            let requests =
+                unsafe { std::slice::from_raw_parts_mut(job.requests, job.count as usize) };
+            requests.copy_from_slice(&self.fetch(&there)?);
+        }
+        Ok(())
+    }
+
+    /// Runs streams at the same time, a block each, and waits for all.
+    ///
+    /// # Errors
+    /// The driver's.
+    ///
+    /// # Safety
+    /// As of [`Kernels::jobs`].
+    pub unsafe fn streams(&self, streams: &mut [ibgda_stream]) -> Result<(), Error> {
+        self.blocks(&self.streams, streams)
+    }
+
+    /// Launches a kernel with one block of one thread for each element, which it changes.
+    fn blocks<T: DeviceRepr + Copy>(
+        &self,
+        kernel: &CudaFunction,
+        arguments: &mut [T],
+    ) -> Result<(), Error> {
+        if arguments.is_empty() {
+            return Ok(());
+        }
+        let mut there = self.copy(arguments)?;
+        let mut launch = self.stream.launch_builder(kernel);
+        launch.arg(&mut there);
+        let grid = LaunchConfig {
+            grid_dim: (arguments.len() as u32, 1, 1),
+            ..ONE_THREAD
+        };
+        // SAFETY: the argument is the kernel's; what its elements name is good by the contracts of the callers.
+        let launched = unsafe { launch.launch(grid) };
+        launched.map_err(|error| Error::Driver("cuLaunchKernel", error))?;
+        arguments.copy_from_slice(&self.fetch(&there)?);
+        Ok(())
+    }
+
+    fn copy<T: DeviceRepr>(&self, values: &[T]) -> Result<CudaSlice<T>, Error> {
+        let there = self.stream.clone_htod(values);
+        there.map_err(|error| Error::Driver("cuMemcpyHtoD", error))
+    }
+
+    /// Waits for the kernel.
+    fn fetch<T: DeviceRepr>(&self, there: &CudaSlice<T>) -> Result<Vec<T>, Error> {
+        let values = self.stream.clone_dtoh(there);
+        let values = values.map_err(|error| Error::Driver("cuMemcpyDtoH after a kernel", error))?;
+        // Copies to pageable memory may return early.
+        let done = self.stream.synchronize();
+        done.map_err(|error| Error::Driver("cuStreamSynchronize", error))?;
+        Ok(values)
     }
 
     fn result(&self) -> Result<CudaSlice<u32>, Error> {
