@@ -45,6 +45,11 @@ impl Route {
         Self::Loopback,
     ];
 
+    /// Every one, [`Route::Auto`] first.
+    pub fn all() -> &'static [Self] {
+        &Self::ALL
+    }
+
     /// Its name on command lines: `auto`, `direct`, `cpu-doorbell`, `proxy`, `loopback`.
     pub fn name(self) -> &'static str {
         match self {
