@@ -1,22 +1,24 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The `ibgda` command. One file a subcommand; ibgda(1) is its manual.
+//! The `ibgda` command. One file a subcommand; ibgda(1) is its manual. Those that open NICs are in `traffic/`, a
+//! program of its own, which shares the public modules here.
 
 // Shared with libibgda, so that both read and write a function's name alike. (The library itself would bring libibverbs
 // along, without which the doctor must run too.)
 #[path = "../../libibgda/src/pci.rs"]
-mod bdf;
+pub mod bdf;
 mod broker;
 mod decode;
 mod doctor;
 mod events;
 #[cfg(test)]
 mod fixture;
-mod machine;
-mod output;
+pub mod machine;
+pub mod output;
 mod policy;
-mod root;
+pub mod root;
 mod topo;
 mod topology;
+mod traffic;
 
 use clap::{Parser, Subcommand};
 use root::Root;
@@ -46,9 +48,14 @@ enum Command {
     Policy(policy::Arguments),
     Events(events::Arguments),
     Decode(decode::Arguments),
+    /// Say which route doorbells would take for each pair of GPU and NIC, and why not a better one.
+    Route(traffic::Arguments),
+    /// Measure the latency of RDMA WRITEs, and how many go through a second, with every byte compared.
+    Bench(traffic::Arguments),
 }
 
-fn main() -> ExitCode {
+/// Runs the command that the process was started with.
+pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let root = Root::new(cli.root);
     let done = |()| ExitCode::SUCCESS;
@@ -58,6 +65,8 @@ fn main() -> ExitCode {
         Command::Policy(arguments) => policy::run(&root, &arguments).map(done),
         Command::Events(arguments) => events::run(&root, &arguments).map(done),
         Command::Decode(arguments) => decode::run(&arguments),
+        Command::Route(arguments) => traffic::run(&root, "route", &arguments),
+        Command::Bench(arguments) => traffic::run(&root, "bench", &arguments),
     };
     result.unwrap_or_else(|error| {
         if output::reader_is_gone(&error) {
