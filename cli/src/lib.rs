@@ -52,6 +52,10 @@ enum Command {
     Route(traffic::Arguments),
     /// Measure the latency of RDMA WRITEs, and how many go through a second, with every byte compared.
     Bench(traffic::Arguments),
+    /// Send each request by the CPU's path and by the GPU's; compare the data and the latencies.
+    Shadow(traffic::Arguments),
+    /// Send random requests for seconds or hours, with every byte compared.
+    Stress(traffic::Arguments),
 }
 
 /// Runs the command that the process was started with.
@@ -67,6 +71,8 @@ pub fn main() -> ExitCode {
         Command::Decode(arguments) => decode::run(&arguments),
         Command::Route(arguments) => traffic::run(&root, "route", &arguments),
         Command::Bench(arguments) => traffic::run(&root, "bench", &arguments),
+        Command::Shadow(arguments) => traffic::run(&root, "shadow", &arguments),
+        Command::Stress(arguments) => traffic::run(&root, "stress", &arguments),
     };
     result.unwrap_or_else(|error| {
         if output::reader_is_gone(&error) {

@@ -11,8 +11,10 @@ mod picture;
 mod poster;
 mod progress;
 mod route;
+mod shadow;
 mod stats;
 mod stop;
+mod stress;
 mod units;
 
 use clap::{Parser, Subcommand};
@@ -31,12 +33,16 @@ struct Cli {
 enum Command {
     Route(route::Arguments),
     Bench(bench::Arguments),
+    Shadow(shadow::Arguments),
+    Stress(stress::Arguments),
 }
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Route(arguments) => route::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
+        Command::Shadow(arguments) => shadow::run(&arguments),
+        Command::Stress(arguments) => stress::run(&arguments),
     };
     result.unwrap_or_else(|error| {
         if output::reader_is_gone(&error) {

@@ -23,7 +23,7 @@ mod tests {
 
     #[test]
     fn the_templates_are_sound() {
-        for template in [REQUESTS] {
+        for template in [REQUESTS, crate::stress::PROGRESS] {
             line(10, template).finish_and_clear();
         }
     }

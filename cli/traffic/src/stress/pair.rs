@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Two ends that can be lost, and come back.
+
+use super::{
+    report::{Mismatch, Places},
+    round::{self, Layout, RECEIVES, Round},
+};
+use crate::{
+    choice::Choice,
+    ends::{self, End},
+    poster::{Ended, Job, On, Poster},
+};
+use anyhow::{Context as _, Result, anyhow};
+use ibgda::{Context, QueuePair, Route, Status};
+use ibgda_device::kernels::requests::ibgda_request;
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+/// `IBGDA_STATE_READY`.
+const READY: u32 = 1;
+/// How long after a failure a loss is waited for that would explain it: the driver can be later than the first error.
+const LOSS_COMES: Duration = Duration::from_secs(10);
+
+/// What a run needs besides.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    pub on: On,
+    pub qps: usize,
+    pub layout: Layout,
+    pub timeout: Duration,
+}
+
+/// Both ends, connected.
+pub struct Pair {
+    near: End,
+    far: End,
+    pub poster: Poster,
+    settings: Settings,
+}
+
+/// How a round ended.
+pub enum Outcome {
+    Good,
+    Wrong(Box<Mismatch>),
+    /// A request failed: why, in words.
+    Failed(String),
+}
+
+/// A NIC that is not there.
+#[derive(Clone, Debug)]
+pub struct Lost {
+    pub nic: String,
+    pub reason: &'static str,
+}
+
+impl Pair {
+    /// Opens both NICs.
+    pub fn open(choice: &Choice, settings: Settings) -> Result<Self> {
+        let open = |nic: &str| choice.open(nic).with_context(|| format!("NIC {nic}"));
+        let contexts = [open(&choice.nic)?, open(&choice.peer_nic)?];
+        Self::of(contexts, choice, settings).map_err(|(error, _)| error)
+    }
+
+    /// The same of NICs that are open, which are given back if it fails.
+    fn of(
+        contexts: [Context; 2],
+        choice: &Choice,
+        settings: Settings,
+    ) -> Result<Self, (anyhow::Error, [Context; 2])> {
+        let make = |context: &Context, receives| -> Result<(Vec<QueuePair>, _)> {
+            let options = ends::options(receives, settings.timeout);
+            let bytes = settings.layout.bytes() * settings.qps as u64;
+            let region = context.alloc(usize::try_from(bytes)?, ibgda::Access::all())?;
+            let qps = (0..settings.qps).map(|_| ends::queue_pair(context, &options));
+            Ok((qps.collect::<Result<_>>()?, region))
+        };
+        let receives = RECEIVES.next_power_of_two() as u32;
+        let made = make(&contexts[0], 0).and_then(|near| Ok((near, make(&contexts[1], receives)?)));
+        let ((near_qps, near_region), (far_qps, far_region)) = match made {
+            Ok(made) => made,
+            Err(error) => return Err((error, contexts)),
+        };
+        let [near_context, far_context] = contexts;
+        let near = End {
+            qps: near_qps,
+            region: near_region,
+            context: near_context,
+        };
+        let far = End {
+            qps: far_qps,
+            region: far_region,
+            context: far_context,
+        };
+        let gpu = (choice.route != Route::Loopback).then_some(choice.gpu);
+        let poster =
+            ends::join(&near, &far).and_then(|()| Poster::choose(settings.on, gpu, &near.qps[0]));
+        match poster {
+            Ok(poster) => Ok(Self {
+                near,
+                far,
+                poster,
+                settings,
+            }),
+            Err(error) => Err((error, [near.context, far.context])),
+        }
+    }
+
+    /// Where its memory is.
+    pub fn places(&self) -> Places {
+        Places {
+            pid: std::process::id(),
+            near: self.near.region.address(),
+            near_bytes: self.near.region.length(),
+            far: self.far.region.address(),
+            far_bytes: self.far.region.length(),
+        }
+    }
+
+    /// Names of both NICs, and the route.
+    pub fn names(&self) -> (String, String, Route) {
+        let name = |end: &End| end.context.device_name().to_owned();
+        (name(&self.near), name(&self.far), self.near.context.route())
+    }
+
+    /// One round of every queue pair at the same time.
+    pub fn round(&mut self, random: &mut fastrand::Rng, rounds: &mut [Round]) -> Result<Outcome> {
+        for round in rounds.iter_mut() {
+            round.plan(random, &self.near.region, &self.far.region)?;
+        }
+        let timeout = self.settings.timeout;
+        let posts = |round: &mut Round| std::mem::take(&mut round.posts);
+        if let Some(failed) = run(
+            &self.poster,
+            &mut self.far.qps,
+            rounds,
+            timeout,
+            posts,
+            |_, _| {},
+        )? {
+            return Ok(Outcome::Failed(format!("posting receives: {failed}")));
+        }
+        let requests = |round: &mut Round| std::mem::take(&mut round.requests);
+        let back = |round: &mut Round, requests| round.requests = requests;
+        if let Some(failed) = run(
+            &self.poster,
+            &mut self.near.qps,
+            rounds,
+            timeout,
+            requests,
+            back,
+        )? {
+            return Ok(Outcome::Failed(self.explain(failed, rounds)));
+        }
+        let polls = |round: &mut Round| std::mem::take(&mut round.polls);
+        let back = |round: &mut Round, polls| round.polls = polls;
+        if let Some(failed) = run(
+            &self.poster,
+            &mut self.far.qps,
+            rounds,
+            timeout,
+            polls,
+            back,
+        )? {
+            return Ok(Outcome::Failed(format!("taking receives: {failed}")));
+        }
+        for (round, qp) in rounds.iter().zip(&self.near.qps) {
+            let wrong = round.check(qp.number(), &self.near.region, &self.far.region)?;
+            if let Some(wrong) = wrong {
+                return Ok(Outcome::Wrong(Box::new(wrong)));
+            }
+        }
+        Ok(Outcome::Good)
+    }
+
+    /// Adds which request it was.
+    fn explain(&self, failed: String, rounds: &[Round]) -> String {
+        let requests = self.near.qps.iter().zip(rounds).find_map(|(qp, round)| {
+            let error = self.poster.first_error(qp).ok()??;
+            round.request_of(error.wqe_index)
+        });
+        requests.map_or(failed.clone(), |request| format!("{request}: {failed}"))
+    }
+
+    /// The NICs that are lost, waited for after a failure for a while.
+    pub fn lost(&self) -> Vec<Lost> {
+        let end = Instant::now() + LOSS_COMES;
+        loop {
+            let lost: Vec<Lost> = [&self.near, &self.far]
+                .into_iter()
+                .filter(|end| end.context.state().state != READY)
+                .map(|end| Lost {
+                    nic: end.context.device_name().to_owned(),
+                    reason: end.context.state().reason_text(),
+                })
+                .collect();
+            if !lost.is_empty() || Instant::now() >= end {
+                return lost;
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Drops what was made, binds what was lost again, and makes all anew.
+    pub fn recover(self, choice: &Choice, patience: Duration) -> Result<Self> {
+        let deadline = Instant::now() + patience;
+        let settings = self.settings;
+        let mut contexts = [self.near, self.far].map(|end| end.context);
+        loop {
+            for context in &mut contexts {
+                if context.state().state != READY {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    let name = context.device_name().to_owned();
+                    let back = context.rebind(left);
+                    back.with_context(|| format!("{name} has not come back"))?;
+                }
+            }
+            match Self::of(contexts, choice, settings) {
+                Ok(pair) => return Ok(pair),
+                // It can be lost once more meanwhile.
+                Err((error, given_back)) => {
+                    if Instant::now() >= deadline {
+                        return Err(error.context("the NIC is back, and yet cannot be used"));
+                    }
+                    contexts = given_back;
+                    thread::sleep(Duration::from_millis(50));
+                }
+            }
+        }
+    }
+}
+
+/// Runs a job of each round's on the queue pair of the same place; why one failed, if one did.
+fn run(
+    poster: &Poster,
+    qps: &mut [QueuePair],
+    rounds: &mut [Round],
+    timeout: Duration,
+    take: impl Fn(&mut Round) -> Vec<ibgda_request>,
+    back: impl Fn(&mut Round, Vec<ibgda_request>),
+) -> Result<Option<String>> {
+    let mut requests: Vec<Vec<ibgda_request>> = rounds.iter_mut().map(take).collect();
+    let mut jobs: Vec<Job<'_>> = qps
+        .iter_mut()
+        .zip(&mut requests)
+        .filter(|(_, requests)| !requests.is_empty())
+        .map(|(qp, requests)| Job { qp, requests })
+        .collect();
+    let ended = poster.jobs(&mut jobs, timeout)?;
+    let failed = |(job, ended): (&Job<'_>, &Ended)| {
+        let words = || {
+            let at = match job.requests.get(ended.done) {
+                Some(request) => {
+                    format!("at request {} ({})", ended.done, round::describe(request))
+                }
+                None => format!("waiting for {} requests", ended.done),
+            };
+            format!("{at}: {}", poster.explain(job.qp, ended.status))
+        };
+        (ended.status != Status::OK).then(words)
+    };
+    let failed = jobs.iter().zip(&ended).find_map(failed);
+    drop(jobs);
+    for (round, requests) in rounds.iter_mut().zip(requests) {
+        back(round, requests);
+    }
+    Ok(failed)
+}
+
+/// That a NIC was lost, as an error.
+pub fn loss_as_error(lost: &[Lost], failed: &str) -> anyhow::Error {
+    let nics: Vec<String> = lost
+        .iter()
+        .map(|lost| format!("{} was lost ({})", lost.nic, lost.reason))
+        .collect();
+    anyhow!("{}; {failed}", nics.join(", "))
+}
