@@ -8,6 +8,7 @@ pub(crate) use channel::Channel;
 use crate::{
     error::{Error, Result, Source},
     event::AsyncEvent,
+    hub,
     ifc::{Block, answer},
     pci::Bdf,
     worker::Home,
@@ -210,13 +211,19 @@ impl Device {
     /// The next asynchronous event, if there is one.
     pub(crate) fn async_event(&self) -> Option<AsyncEvent> {
         let mut event = mem::MaybeUninit::<sys::ibv_async_event>::zeroed();
-        // SAFETY: the context is open, and the event is written only. It is acknowledged at once: of what it names only
-        // the port's number is used, and not the objects of the verbs layer, which may be gone by now.
+        // SAFETY: the context is open, and the event is written only. A queue that it names lives until the event is
+        // acknowledged, since its destruction waits for that.
         unsafe {
             if sys::ibv_get_async_event(self.context.as_ptr(), event.as_mut_ptr()) != 0 {
                 return None;
             }
+            let about = event.assume_init_ref();
+            let queue = hub::kind::of_verbs(about.event_type)
+                .and_then(|kind| AsyncEvent::of_object((*about.element.qp).qp_num, kind, 0));
             sys::ibv_ack_async_event(event.as_mut_ptr());
+            if queue.is_some() {
+                return queue;
+            }
             let event = event.assume_init();
             let name = CStr::from_ptr(sys::ibv_event_type_str(event.event_type));
             let port = is_of_port(event.event_type).then_some(event.element.port_num as u8);

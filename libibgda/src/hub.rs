@@ -40,6 +40,19 @@ pub(crate) mod kind {
     pub(crate) const PATH_MIGRATION_FAILED: u8 = 0x07;
     pub(crate) const WQ_INVALID_REQUEST: u8 = 0x10;
     pub(crate) const WQ_ACCESS: u8 = 0x11;
+
+    /// What libibverbs calls an event of a QP by. `None`: another event.
+    pub(crate) fn of_verbs(event: ibgda_verbs_sys::ibv_event_type::Type) -> Option<u8> {
+        use ibgda_verbs_sys::ibv_event_type as of;
+        Some(match event {
+            of::IBV_EVENT_PATH_MIG => PATH_MIGRATED,
+            of::IBV_EVENT_PATH_MIG_ERR => PATH_MIGRATION_FAILED,
+            of::IBV_EVENT_QP_FATAL => WQ_CATASTROPHIC,
+            of::IBV_EVENT_QP_REQ_ERR => WQ_INVALID_REQUEST,
+            of::IBV_EVENT_QP_ACCESS_ERR => WQ_ACCESS,
+            _ => return None,
+        })
+    }
 }
 
 /// Of a QP.
