@@ -57,10 +57,11 @@ impl Line {
         }
         // What the kernel made known before its doorbell is known here after this.
         let value = word.swap(0, Ordering::AcqRel);
+        // Before the NIC can answer, so that no completion is seen whose doorbell has not been counted.
+        self.carried.fetch_add(1, Ordering::Relaxed);
         device_barrier();
         // SAFETY: as above; a register is written whole.
         unsafe { self.register.write_volatile(value) };
-        self.carried.fetch_add(1, Ordering::Relaxed);
         true
     }
 }
