@@ -29,5 +29,5 @@ check sources::licences sources_have_licences
 check sources::shellcheck sources_shell
 check sources::rustfmt "$IBGDA_SRC/ci/enter" cargo fmt --all --check
 check sources::clippy "$IBGDA_SRC/ci/enter" cargo clippy -q --workspace --all-targets \
-    --features ibgda-test-kernels/nvrtc -- -D warnings
+    --features ibgda-test-kernels/nvrtc,ibgda-communicator/nvrtc -- -D warnings
 check sources::module-lint "$IBGDA_SRC/ci/kmod" --lint

@@ -30,4 +30,4 @@ done
 
 # Of the workspace, so that what it depends on is what host::cargo-test has built.
 suite kernels::nvrtc "$IBGDA_SRC/ci/toolbox" cargo test -q --workspace --exclude ibgda-vmtests \
-    --features ibgda-test-kernels/nvrtc --test nvrtc
+    --features ibgda-test-kernels/nvrtc,ibgda-communicator/nvrtc --test nvrtc

@@ -3,6 +3,8 @@
 //!
 //! vm: --nics 2 --gpus 1
 
+#[path = "examples/all_reduce.rs"]
+mod all_reduce;
 #[path = "examples/communicator.rs"]
 mod communicator;
 #[path = "examples/program.rs"]

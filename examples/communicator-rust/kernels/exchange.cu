@@ -25,7 +25,7 @@ template <ibgda_u32 M> IBGDA_FN team_outcome all_to_all(const team &t, const exc
 	for (ibgda_u32 k = 1; k < t.size && call.round > 1; k++) {
 		const ibgda_u32 peer = (t.rank + k) % t.size;
 		const ibgda_region &there = t.windows[peer];
-		ibgda_status status = ibgda_signal<M>(t.qps[peer], TEAM_PLACE(there, taken, t.rank), there.rkey, call.round - 1);
+		ibgda_status status = ibgda_signal<M>(t.qps[peer], team_place(t, there, &t.own->taken[t.rank]), there.rkey, call.round - 1);
 		if (status != IBGDA_OK)
 			return team_ended(status, peer, TEAM_POSTING);
 	}
@@ -37,7 +37,7 @@ template <ibgda_u32 M> IBGDA_FN team_outcome all_to_all(const team &t, const exc
 			return team_ended(status, peer, TEAM_AWAITING_ROOM);
 		status = ibgda_put_signal<M>(t.qps[peer], block_place(t, there, true, t.rank, call.block_bytes), there.rkey,
 					     block_place(t, t.region, false, peer, call.block_bytes), t.region.lkey,
-					     (ibgda_u32)call.block_bytes, TEAM_PLACE(there, arrived, t.rank), there.rkey, call.round);
+					     (ibgda_u32)call.block_bytes, team_place(t, there, &t.own->arrived[t.rank]), there.rkey, call.round);
 		if (status)
 			return team_ended(status, peer, TEAM_POSTING);
 	}
@@ -60,7 +60,7 @@ template <ibgda_u32 M> IBGDA_FN team_outcome barrier(const team &t, const exchan
 	for (ibgda_u32 k = 1; k < t.size; k++) {
 		const ibgda_u32 peer = (t.rank + k) % t.size;
 		const ibgda_region &there = t.windows[peer];
-		ibgda_status status = ibgda_signal<M>(t.qps[peer], TEAM_PLACE(there, entered, t.rank), there.rkey, call.round);
+		ibgda_status status = ibgda_signal<M>(t.qps[peer], team_place(t, there, &t.own->entered[t.rank]), there.rkey, call.round);
 		if (status != IBGDA_OK)
 			return team_ended(status, peer, TEAM_POSTING);
 	}

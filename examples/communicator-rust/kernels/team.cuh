@@ -62,8 +62,11 @@ struct team {
 };
 static_assert(sizeof(team) == 552, "as in src/view.rs");
 
-/* Where slot `slot` of a header's field is for requests. */
-#define TEAM_PLACE(window, field, slot) ((window).address + __builtin_offsetof(team_header, field) + (slot) * 8ull)
+/* Where something of the own window is in a peer's, for requests: they are laid out alike. */
+IBGDA_FN ibgda_u64 team_place(const team &t, const ibgda_region &window, const void *mine)
+{
+	return window.address + (ibgda_u64)(static_cast<const ibgda_u8 *>(mine) - reinterpret_cast<const ibgda_u8 *>(t.own));
+}
 
 /* How long a wait looks at one thing before it looks at the others. */
 #define TEAM_LOOK_NS 50000ull

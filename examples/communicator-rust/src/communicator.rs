@@ -224,12 +224,20 @@ impl<'a> Communicator<'a> {
         if let Some(error) = self.team.failure(patience) {
             return Err(error);
         }
-        Err(Error::Kernel {
+        Err(self.fail(Error::Kernel {
             kernel: kernel.name,
             act: outcome.act(),
             peer: outcome.peer,
             status: self.words(outcome),
-        })
+        }))
+    }
+
+    /// Tells the others of an error of this rank, before anything of it is taken down: what a GPU has registered is only given
+    /// back when no kernel runs, and theirs end by this.
+    #[must_use]
+    pub fn fail(&self, error: Error) -> Error {
+        self.team.fail(&error.to_string());
+        error
     }
 
     /// The status, and the first error of the QP that it is of.

@@ -11,6 +11,7 @@ use crate::{
 use ibgda::{Bdf, Route};
 use std::{
     env,
+    io::{self, Write as _},
     process::{Child, Command},
     thread,
     time::Duration,
@@ -156,7 +157,9 @@ impl Launch {
             ran
         });
         if let Err(error) = &ran {
-            eprintln!("rank {rank}: {error}");
+            // In one piece: other ranks write there too.
+            let line = format!("rank {rank}: {error}\n");
+            let _ = io::stderr().write_all(line.as_bytes());
         }
         ran.is_ok()
     }

@@ -62,11 +62,11 @@ fn exchange(arguments: &Arguments, team: &Team, processor: &Processor) -> Result
             let mut block = vec![0; bytes];
             communicator.read((usize::from(size) + usize::from(peer)) * bytes, &mut block)?;
             if let Some(at) = (0..bytes).find(|&at| block[at] != pattern(peer, rank, round, at)) {
-                return Err(Error::Argument(format!(
+                return Err(communicator.fail(Error::Argument(format!(
                     "round {round}: byte {at} of rank {peer}'s block is {:#04x}, should be {:#04x}",
                     block[at],
                     pattern(peer, rank, round, at)
-                )));
+                ))));
             }
         }
     }
