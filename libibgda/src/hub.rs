@@ -326,8 +326,7 @@ impl Hub {
             (Source::Verbs(channel), Object::Verbs(object)) => {
                 channel.subscribe(object, kinds, subscription.key)?;
             }
-            // The model tells all, and the table has who wants it.
-            #[cfg(feature = "loopback")]
+            // The model tells all, and the table has who wants it; on the proxy route there is no hub.
             _ => {}
         }
         Ok(subscription)
