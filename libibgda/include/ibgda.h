@@ -45,6 +45,11 @@
 #define IBGDA_CQ_EVENTS 1
 
 /**
+ * The NIC keeps one completion, the last: for send queues, whose kernels then need IBGDA_COLLAPSED.
+ */
+#define IBGDA_CQ_COLLAPSED 2
+
+/**
  * The best route that works.
  */
 #define IBGDA_ROUTE_AUTO 0
@@ -243,7 +248,7 @@ struct ibgda_qp_attr {
    */
   uint64_t post_timeout_ns;
   /**
-   * How kernels use it: 0, or IBGDA_SHARED of <ibgda/types.h>.
+   * How kernels use it: 0, or IBGDA_SHARED and IBGDA_BLUEFLAME of <ibgda/types.h>.
    */
   uint32_t mode;
   /**
@@ -485,8 +490,8 @@ int ibgda_cq_device_handle(const struct ibgda_host_cq *cq, struct ibgda_cq **han
 
 /**
  * Creates a queue pair with a doorbell page of its own. `recv_cq` is null exactly when attr's recv_depth is 0. EINVAL:
- * depths, or a CQ that is too small; EBUSY: a CQ that serves another queue; also those of IBGDA_IOC_DOORBELL_IMPORT and
- * IBGDA_IOC_QUEUE_ALLOC, and firmware's.
+ * depths, or a CQ that is too small; EBUSY: a CQ that serves another queue; EOPNOTSUPP: IBGDA_BLUEFLAME, where writes do
+ * not combine; also those of IBGDA_IOC_DOORBELL_IMPORT and IBGDA_IOC_QUEUE_ALLOC, and firmware's.
  *
  * # Safety
  * The arguments are null or valid.

@@ -9,11 +9,12 @@ use crate::{
 use ibgda_uapi::{
     IBGDA_ABI_VERSION, IBGDA_IOC_BIND, IBGDA_IOC_DOORBELL_IMPORT, IBGDA_IOC_EVENTFD,
     IBGDA_IOC_EVENTS, IBGDA_IOC_INFO, IBGDA_IOC_POPULATE, IBGDA_IOC_QUEUE_ALLOC, IBGDA_IOC_REBIND,
-    IBGDA_IOC_RELEASE, IBGDA_IOC_STATUS, IBGDA_MEM_UC, IBGDA_PAGE_SIZE, IBGDA_STATE_READY,
-    IBGDA_STATUS_WORD_REASON, IBGDA_STATUS_WORD_STATE, IBGDA_STATUS_WORD_TIME, ibgda_bind,
-    ibgda_doorbell_import, ibgda_event, ibgda_eventfd, ibgda_events, ibgda_info, ibgda_link,
-    ibgda_populate, ibgda_queue_alloc, ibgda_release, ibgda_status_map,
+    IBGDA_IOC_RELEASE, IBGDA_IOC_STATUS, IBGDA_MEM_UC, IBGDA_MEM_WC, IBGDA_PAGE_SIZE,
+    IBGDA_STATE_READY, IBGDA_STATUS_WORD_REASON, IBGDA_STATUS_WORD_STATE, IBGDA_STATUS_WORD_TIME,
+    ibgda_bind, ibgda_doorbell_import, ibgda_event, ibgda_eventfd, ibgda_events, ibgda_info,
+    ibgda_link, ibgda_populate, ibgda_queue_alloc, ibgda_release, ibgda_status_map,
 };
+use ibgda_verbs_sys::uverbs::UarType;
 use memmap2::{MmapOptions, MmapRaw};
 use std::{
     ffi::CStr,
@@ -415,21 +416,26 @@ pub(crate) struct Doorbell {
 }
 
 impl Doorbell {
-    /// Imports a UAR page, uncached, and maps and fills it.
+    /// Imports a UAR page, of the memory type that suits its kind, and maps and fills it.
     pub(crate) fn import(
         session: &Arc<Session>,
         dmabuf: BorrowedFd<'_>,
         uverbs: BorrowedFd<'_>,
         page_id: u32,
+        kind: UarType,
     ) -> Result<Self> {
+        let (mem_type, name) = match kind {
+            UarType::NonCached => (IBGDA_MEM_UC, "UC"),
+            UarType::BlueFlame => (IBGDA_MEM_WC, "WC"),
+        };
         let mut import = sized::<ibgda_doorbell_import>(|import, size| import.size = size);
         import.dmabuf_fd = dmabuf.as_raw_fd();
         import.uverbs_fd = uverbs.as_raw_fd();
-        import.mem_type = IBGDA_MEM_UC;
+        import.mem_type = mem_type;
         call(&session.file, &mut import).map_err(|error| {
             broker_error(
                 ibgda_doorbell_import::NAME,
-                &format!("UAR {page_id:#x}, UC"),
+                &format!("UAR {page_id:#x}, {name}"),
                 &error,
             )
         })?;

@@ -20,7 +20,7 @@ use crate::{
 };
 use ibgda_device::{
     Status,
-    abi::{ibgda_cq, ibgda_qp, ibgda_region},
+    abi::{IBGDA_BLUEFLAME, IBGDA_SHARED, ibgda_cq, ibgda_qp, ibgda_region},
 };
 use std::{
     cell::RefCell,
@@ -85,7 +85,7 @@ pub struct ibgda_qp_attr {
     pub access: u32,
     /// How long a kernel's post may wait for room, ns; default 2 s.
     pub post_timeout_ns: u64,
-    /// How kernels use it: 0, or IBGDA_SHARED of <ibgda/types.h>.
+    /// How kernels use it: 0, or IBGDA_SHARED and IBGDA_BLUEFLAME of <ibgda/types.h>.
     pub mode: u32,
     /// 0.
     pub reserved: u32,
@@ -506,8 +506,8 @@ pub unsafe extern "C" fn ibgda_cq_device_handle(
 }
 
 /// Creates a queue pair with a doorbell page of its own. `recv_cq` is null exactly when attr's recv_depth is 0. EINVAL:
-/// depths, or a CQ that is too small; EBUSY: a CQ that serves another queue; also those of IBGDA_IOC_DOORBELL_IMPORT and
-/// IBGDA_IOC_QUEUE_ALLOC, and firmware's.
+/// depths, or a CQ that is too small; EBUSY: a CQ that serves another queue; EOPNOTSUPP: IBGDA_BLUEFLAME, where writes do
+/// not combine; also those of IBGDA_IOC_DOORBELL_IMPORT and IBGDA_IOC_QUEUE_ALLOC, and firmware's.
 ///
 /// # Safety
 /// The arguments are null or valid.
@@ -530,7 +530,7 @@ pub unsafe extern "C" fn ibgda_create_qp(
                 recv_cq.as_ref(),
             )
         };
-        let unknown = attr.mode & !ibgda_device::abi::IBGDA_SHARED;
+        let unknown = attr.mode & !(IBGDA_SHARED | IBGDA_BLUEFLAME);
         if unknown != 0 || attr.reserved != 0 {
             return Err(Error::argument(
                 CALL,
@@ -538,7 +538,7 @@ pub unsafe extern "C" fn ibgda_create_qp(
                     "mode {:#x} has the bits {unknown:#x}, which are not the caller's, and reserved is {:#x}",
                     attr.mode, attr.reserved
                 ),
-                "mode is 0 or IBGDA_SHARED, reserved 0; the context's route adds its own bit",
+                "mode is 0, or IBGDA_SHARED and IBGDA_BLUEFLAME, reserved 0; route and CQ add their own bits",
             ));
         }
         let defaults = QueuePairOptions::default();
@@ -550,7 +550,8 @@ pub unsafe extern "C" fn ibgda_create_qp(
             },
             recv_depth: attr.recv_depth,
             access: access(CALL, attr.access)?,
-            shared: attr.mode != 0,
+            shared: attr.mode & IBGDA_SHARED != 0,
+            blueflame: attr.mode & IBGDA_BLUEFLAME != 0,
             post_timeout: match attr.post_timeout_ns {
                 0 => defaults.post_timeout,
                 ns => Duration::from_nanos(ns),

@@ -26,6 +26,8 @@ use crate::{
 };
 use ibgda_uapi::IBGDA_STATE_READY;
 use ibgda_verbs_sys::ibv_port_state;
+#[cfg(feature = "cuda")]
+use ibgda_verbs_sys::uverbs::UarType;
 use std::{
     sync::{Arc, Mutex},
     thread,
@@ -486,8 +488,9 @@ impl Context {
     /// Creates a queue pair with a doorbell page of its own, granted by the broker.
     ///
     /// # Errors
-    /// `EINVAL`: depths, or a CQ that is too small or missing; `EBUSY`: a CQ that serves another queue; the broker's of
-    /// `IBGDA_IOC_DOORBELL_IMPORT` and `_QUEUE_ALLOC`; firmware's.
+    /// `EINVAL`: depths, or a CQ that is too small, missing, or collapsed and for receives; `EBUSY`: a CQ that serves
+    /// another queue, or a doorbell page that is mapped with another memory type; `EOPNOTSUPP`: BlueFlame, where writes do
+    /// not combine; the broker's of `IBGDA_IOC_DOORBELL_IMPORT` and `_QUEUE_ALLOC`; firmware's.
     pub fn create_qp(
         &self,
         options: &QueuePairOptions,
@@ -504,7 +507,7 @@ impl Context {
     /// Why not, and what would let them: the reason for which a slower route is taken. The broker's of granting a page.
     #[cfg(feature = "cuda")]
     pub fn check_gpu_doorbell(&self, gpu: &cuda::Gpu) -> Result<()> {
-        let page = self.joined.base.doorbells.take()?;
+        let page = self.joined.base.doorbells.take(UarType::NonCached)?;
         let (address, bytes) = (page.page().address(), crate::PAGE_BYTES as usize);
         // SAFETY: the page stays mapped until it is given back, after the registration.
         unsafe { cuda::HostRegistration::new(gpu, address, bytes, page.page().kind()) }.map(drop)

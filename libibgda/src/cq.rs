@@ -14,6 +14,7 @@ use crate::{
     worker::Home,
 };
 use ibgda_device::abi::{IBGDA_CQE_BYTES, IBGDA_CQE_INVALID, ibgda_cq, ibgda_error};
+use ibgda_verbs_sys::uverbs::UarType;
 use std::{
     ptr,
     sync::{
@@ -42,6 +43,9 @@ pub struct CompletionQueueOptions {
     /// It can be waited for without polling, by [`CompletionQueue::wait_for_event`] and by kernels'
     /// `ibgda_wait_for_cq_event`. Costs a doorbell page, and the context a thread.
     pub events: bool,
+    /// The NIC keeps one completion, the last (`IBGDA_COLLAPSED`): nothing is lost that a poller of a send queue needs but
+    /// lengths and immediates, and it has less to look at. For send queues only, and without events.
+    pub collapsed: bool,
 }
 
 impl Default for CompletionQueueOptions {
@@ -49,6 +53,7 @@ impl Default for CompletionQueueOptions {
         Self {
             depth: 128,
             events: false,
+            collapsed: false,
         }
     }
 }
@@ -77,6 +82,7 @@ pub struct CompletionQueue {
     _uar: Arc<Uar>,
     device: Device,
     handle: Handle<ibgda_cq>,
+    collapsed: bool,
     taken: AtomicBool,
     home: Home,
 }
@@ -85,9 +91,16 @@ impl CompletionQueue {
     pub(crate) fn create(context: &Context, options: &CompletionQueueOptions) -> Result<Self> {
         let entries = options.depth;
         let log = depth("CQ", entries, 1)?;
+        if options.collapsed && options.events {
+            return Err(Error::argument(
+                format!("CQ of {entries} entries, collapsed and with events"),
+                "an event is of a completion that can be taken, and a collapsed CQ shows only the last",
+                "choose one of the two",
+            ));
+        }
         let page = options
             .events
-            .then(|| context.doorbells().take())
+            .then(|| context.doorbells().take(UarType::NonCached))
             .transpose()?;
         let ring_bytes = entries as usize * IBGDA_CQE_BYTES as usize;
         let lines = if options.events { 3 } else { 1 };
@@ -113,6 +126,8 @@ impl CompletionQueue {
             .set(create_cq::UMEM_OFFSET, 0)
             .set(create_cq::UMEM_VALID, 1)
             .set(field(cqc::CQE_SIZE), 0)
+            .set(field(cqc::COLLAPSED), options.collapsed.into())
+            .set(field(cqc::OVERRUN_IGNORE), options.collapsed.into())
             .set(field(cqc::LOG_SIZE), log.into())
             .set(field(cqc::UAR_PAGE), uar_page.into())
             .set(field(cqc::EQN), context.device().eqn()?.into())
@@ -193,6 +208,7 @@ impl CompletionQueue {
             _uar: uar,
             device: context.device().clone(),
             handle,
+            collapsed: options.collapsed,
             taken: AtomicBool::new(false),
             home: Home::here(),
         })
@@ -377,6 +393,11 @@ impl CompletionQueue {
         // SAFETY: no kernel uses the handle: the work queue that took this CQ is being made.
         unsafe { (*self.handle.as_ptr()).mode = mode };
         Ok(())
+    }
+
+    /// Whether it keeps only the last completion.
+    pub(crate) fn is_collapsed(&self) -> bool {
+        self.collapsed
     }
 
     /// The word of the send queue that an error of this queue is to clear.

@@ -13,7 +13,7 @@ use crate::{
     pci::Bdf,
     worker::Home,
 };
-use ibgda_verbs_sys as sys;
+use ibgda_verbs_sys::{self as sys, uverbs::UarType};
 use std::{
     ffi::CStr,
     fs, io, mem,
@@ -263,6 +263,33 @@ impl Device {
         Ok(unsafe { gid.raw })
     }
 
+    /// Executes a command that is about no object.
+    pub(crate) fn general<const N: usize, const M: usize>(
+        &self,
+        what: &str,
+        input: &Block<N>,
+    ) -> Result<Block<M>> {
+        self.check_ours(what)?;
+        let mut output = Block::<M>::new();
+        // SAFETY: the context is open; both buffers have the lengths given.
+        let errno = unsafe {
+            sys::mlx5dv_devx_general_cmd(
+                self.context.as_ptr(),
+                input.as_bytes().as_ptr().cast(),
+                N,
+                output.as_bytes_mut().as_mut_ptr().cast(),
+                M,
+            )
+        };
+        if errno == 0 {
+            return Ok(output);
+        }
+        Err(match output.get(answer::STATUS) as u8 {
+            0 => Error::verbs(what, errno.abs()),
+            status => Error::firmware(what, status, output.get(answer::SYNDROME) as u32),
+        })
+    }
+
     /// The EQ of completion vector 0.
     pub(crate) fn eqn(&self) -> Result<u32> {
         let mut eqn = 0;
@@ -408,7 +435,7 @@ pub(crate) fn device_bdf(name: &str) -> Result<Bdf> {
         .map_err(|error: crate::pci::ParseBdfError| unknown(error.to_string()))
 }
 
-/// A UAR page of one's own, uncached.
+/// A UAR page of one's own.
 ///
 /// Allocated past libmlx5, whose "dedicated" UARs are registers: two of them share a page, and a page freed by
 /// `mlx5dv_devx_free_uar` is kept for the next caller.
@@ -424,16 +451,22 @@ impl Uar {
     /// And the register that arms CQs (`MLX5_CQ_DOORBELL` of rdma-core).
     pub(crate) const ARM_OFFSET: usize = 0x20;
 
-    pub(crate) fn alloc(device: &Arc<Device>) -> Result<Self> {
+    pub(crate) fn alloc(device: &Arc<Device>, kind: UarType) -> Result<Self> {
         device.check_ours("allocate a UAR")?;
-        let uar = sys::uverbs::alloc_uar(device.uverbs(), sys::uverbs::UarType::NonCached)
-            .map_err(|error| {
-                let errno = error.raw_os_error().unwrap_or(libc::EIO);
-                Error::verbs(
-                    format!("MLX5_IB_METHOD_UAR_OBJ_ALLOC (NC) on {}", device.name),
+        let uar = sys::uverbs::alloc_uar(device.uverbs(), kind).map_err(|error| {
+            let errno = error.raw_os_error().unwrap_or(libc::EIO);
+            let what = format!("MLX5_IB_METHOD_UAR_OBJ_ALLOC ({kind:?}) on {}", device.name);
+            if kind == UarType::BlueFlame && errno == libc::EOPNOTSUPP {
+                return Error::new(
+                    Source::Verbs,
                     errno,
-                )
-            })?;
+                    what,
+                    "the NIC has no BlueFlame, or mlx5_ib found that this platform does not combine writes",
+                    "make the QP without BlueFlame",
+                );
+            }
+            Error::verbs(what, errno)
+        })?;
         Ok(Self {
             device: Arc::clone(device),
             uar,

@@ -14,6 +14,7 @@ use crate::{
     proxy,
     worker::lock,
 };
+use ibgda_verbs_sys::uverbs::UarType;
 use std::{
     os::fd::AsFd,
     sync::{Arc, Mutex},
@@ -96,7 +97,7 @@ impl DoorbellPage {
 pub(crate) struct DoorbellPool {
     session: Session,
     device: Device,
-    free: Mutex<Vec<DoorbellPage>>,
+    free: Mutex<Vec<(UarType, DoorbellPage)>>,
 }
 
 impl DoorbellPool {
@@ -108,19 +109,24 @@ impl DoorbellPool {
         })
     }
 
-    /// A page for one QP.
-    pub(crate) fn take(self: &Arc<Self>) -> Result<PooledPage> {
-        let free = lock(&self.free).pop();
-        let page = free.map_or_else(|| self.new_page(), Ok)?;
+    /// A page for one QP or CQ.
+    pub(crate) fn take(self: &Arc<Self>, kind: UarType) -> Result<PooledPage> {
+        let free = {
+            let mut free = lock(&self.free);
+            let at = free.iter().rposition(|(of, _)| *of == kind);
+            at.map(|at| free.swap_remove(at).1)
+        };
+        let page = free.map_or_else(|| self.new_page(kind), Ok)?;
         Ok(PooledPage {
             pool: Arc::clone(self),
+            kind,
             page: Some(page),
         })
     }
 
-    fn new_page(&self) -> Result<DoorbellPage> {
+    fn new_page(&self, kind: UarType) -> Result<DoorbellPage> {
         match (&self.session, &self.device) {
-            (Session::Verbs(session), Device::Verbs(device)) => grant(session, device),
+            (Session::Verbs(session), Device::Verbs(device)) => grant(session, device, kind),
             #[cfg(feature = "loopback")]
             (_, Device::Loopback(device)) => {
                 loopback::Uar::alloc(device).map(DoorbellPage::Loopback)
@@ -132,12 +138,17 @@ impl DoorbellPool {
 }
 
 /// A new page. After a reset of the NIC firmware may issue one that an old owner still holds: then another is tried.
-fn grant(session: &Arc<broker::Session>, device: &Arc<devx::Device>) -> Result<DoorbellPage> {
+fn grant(
+    session: &Arc<broker::Session>,
+    device: &Arc<devx::Device>,
+    kind: UarType,
+) -> Result<DoorbellPage> {
     let mut held_by_others = Vec::new();
     loop {
-        let uar = Uar::alloc(device)?;
+        let uar = Uar::alloc(device, kind)?;
         let dmabuf = uar.export()?;
-        match Doorbell::import(session, dmabuf.as_fd(), device.uverbs(), uar.page_id()) {
+        let (file, uverbs) = (dmabuf.as_fd(), device.uverbs());
+        match Doorbell::import(session, file, uverbs, uar.page_id(), kind) {
             Ok(doorbell) => return Ok(DoorbellPage::Granted { doorbell, uar }),
             Err(error) if error.errno() == libc::EBUSY && held_by_others.len() + 1 < UARS_TRIED => {
                 held_by_others.push(uar)
@@ -151,6 +162,7 @@ fn grant(session: &Arc<broker::Session>, device: &Arc<devx::Device>) -> Result<D
 #[derive(Debug)]
 pub(crate) struct PooledPage {
     pool: Arc<DoorbellPool>,
+    kind: UarType,
     page: Option<DoorbellPage>,
 }
 
@@ -162,6 +174,7 @@ impl PooledPage {
 
 impl Drop for PooledPage {
     fn drop(&mut self) {
-        lock(&self.pool.free).extend(self.page.take());
+        let page = self.page.take().map(|page| (self.kind, page));
+        lock(&self.pool.free).extend(page);
     }
 }

@@ -80,6 +80,7 @@ impl<const N: usize> Block<N> {
 
 /// Opcodes.
 pub(crate) mod opcode {
+    pub(crate) const QUERY_HCA_CAP: u16 = 0x100;
     pub(crate) const CREATE_CQ: u16 = 0x400;
     pub(crate) const CREATE_QP: u16 = 0x500;
     pub(crate) const RST2INIT_QP: u16 = 0x502;
@@ -106,6 +107,15 @@ fields! {
 }
 
 fields! {
+    /// `query_hca_cap_in`, and of `cmd_hca_cap` behind the header of its output.
+    hca_cap { OP_MOD = 0x06[0; 16], LOG_BF_REG_SIZE = 0x5d[3; 5] }
+}
+/// Bytes of `query_hca_cap_out`.
+pub(crate) const QUERY_HCA_CAP_OUT_BYTES: usize = 0x1010;
+/// `op_mod` of what the device can do in general, as it is set now (`HCA_CAP_OPMOD_GET_CUR`).
+pub(crate) const GENERAL_NOW: u64 = 1;
+
+fields! {
     /// Of every output.
     answer { STATUS = 0x00[0; 8], SYNDROME = 0x04[0; 32], OBJECT = 0x09[0; 24] }
 }
@@ -124,6 +134,8 @@ fields! {
     cqc {
         DBR_UMEM_VALID = 0x00[6; 1],
         CQE_SIZE = 0x01[0; 3],
+        COLLAPSED = 0x01[3; 1],
+        OVERRUN_IGNORE = 0x01[6; 1],
         DBR_UMEM_ID = 0x04[0; 32],
         LOG_SIZE = 0x0c[3; 5],
         UAR_PAGE = 0x0d[0; 24],
@@ -235,6 +247,7 @@ mod tests {
             ("qpc", qpc::ALL, 0xe8),
             ("path", path::ALL, 0x2c),
             ("answer", answer::ALL, 0x10),
+            ("hca_cap", hca_cap::ALL, QUERY_HCA_CAP_OUT_BYTES),
             ("header", header::ALL, 0x10),
         ] {
             for (i, (a, first)) in fields.iter().enumerate() {

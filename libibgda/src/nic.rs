@@ -6,7 +6,14 @@
 
 #[cfg(feature = "loopback")]
 use crate::loopback;
-use crate::{broker, devx, error::Result, ifc::Block, memory::Access, proxy};
+use crate::{
+    broker, devx,
+    error::Result,
+    ifc::{self, Block},
+    memory::Access,
+    proxy,
+};
+use ibgda_verbs_sys::uverbs::UarType;
 #[cfg(feature = "cuda")]
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
@@ -135,6 +142,22 @@ impl Device {
     }
 }
 
+impl Device {
+    /// Bytes of one of the two BlueFlame buffers of a doorbell register; 0: there are none.
+    pub(crate) fn blueflame_bytes(&self) -> Result<u32> {
+        let what = "QUERY_HCA_CAP";
+        let input = Block::<16>::command(ifc::opcode::QUERY_HCA_CAP)
+            .set(ifc::hca_cap::OP_MOD, ifc::GENERAL_NOW);
+        let caps: Block<{ ifc::QUERY_HCA_CAP_OUT_BYTES }> = match self {
+            Self::Verbs(device) => device.general(what, &input)?,
+            Self::Proxy(_) => return Ok(0),
+            #[cfg(feature = "loopback")]
+            Self::Loopback(device) => device.general(what, &input)?,
+        };
+        Ok(1 << caps.get(ifc::hca_cap::LOG_BF_REG_SIZE) >> 1)
+    }
+}
+
 impl QueueMemory {
     /// At least `bytes` bytes.
     pub(crate) fn alloc(session: &Session, bytes: usize) -> Result<Self> {
@@ -160,7 +183,7 @@ impl QueueMemory {
 impl Uar {
     pub(crate) fn alloc(device: &Device) -> Result<Self> {
         match device {
-            Device::Verbs(device) => devx::Uar::alloc(device).map(Self::Verbs),
+            Device::Verbs(device) => devx::Uar::alloc(device, UarType::NonCached).map(Self::Verbs),
             Device::Proxy(device) => proxy::Uar::alloc(device).map(Self::Proxy),
             #[cfg(feature = "loopback")]
             Device::Loopback(device) => loopback::Uar::alloc(device).map(Self::Loopback),

@@ -24,9 +24,10 @@ use crate::{
 #[cfg(feature = "cuda")]
 use ibgda_device::abi::ibgda_error;
 use ibgda_device::abi::{
-    IBGDA_CPU_DOORBELL, IBGDA_READY_FIRST, IBGDA_READY_MOST, IBGDA_RECV_WQE_BYTES, IBGDA_SHARED,
-    IBGDA_WQEBB_BYTES, ibgda_qp,
+    IBGDA_BLUEFLAME, IBGDA_COLLAPSED, IBGDA_CPU_DOORBELL, IBGDA_READY_FIRST, IBGDA_READY_MOST,
+    IBGDA_RECV_WQE_BYTES, IBGDA_SHARED, IBGDA_WQEBB_BYTES, ibgda_qp,
 };
+use ibgda_verbs_sys::uverbs::UarType;
 #[cfg(feature = "cuda")]
 use std::sync::Mutex;
 use std::{
@@ -66,6 +67,9 @@ pub struct QueuePairOptions {
     pub access: Access,
     /// Many threads of a kernel post and wait at the same time (`IBGDA_SHARED` of the device header); else one at a time.
     pub shared: bool,
+    /// The doorbell page is write-combining, so that a kernel may send a request along with its doorbell
+    /// (`IBGDA_BLUEFLAME`); it need not. Where the NIC and the platform can, and not on route cpu-doorbell.
+    pub blueflame: bool,
     /// How long a kernel's post may wait for a slot of a full ring.
     pub post_timeout: Duration,
     /// Transport timeout: 4.096 µs × 2^n before a retry, 1 to 31.
@@ -83,6 +87,7 @@ impl Default for QueuePairOptions {
             recv_depth: 0,
             access: Access::all(),
             shared: false,
+            blueflame: false,
             post_timeout: Duration::from_secs(2),
             ack_timeout: 14,
             retry_count: 7,
@@ -92,11 +97,16 @@ impl Default for QueuePairOptions {
 }
 
 impl QueuePairOptions {
-    /// As the handles say it, of a context on this route.
+    /// As the handles say it, of a context on this route, but for what is of its CQ.
     fn mode(&self, route: Route) -> u32 {
-        let by_word = matches!(route, Route::CpuDoorbell | Route::Proxy);
-        (if self.shared { IBGDA_SHARED } else { 0 })
-            | (if by_word { IBGDA_CPU_DOORBELL } else { 0 })
+        [
+            (self.shared, IBGDA_SHARED),
+            (self.blueflame, IBGDA_BLUEFLAME),
+            (route.is_by_word(), IBGDA_CPU_DOORBELL),
+        ]
+        .into_iter()
+        .filter(|(is, _)| *is)
+        .fold(0, |mode, (_, bit)| mode | bit)
     }
 
     fn check(&self) -> Result<()> {
@@ -166,6 +176,14 @@ fn ready_words(send_depth: u32) -> Box<[AtomicU64]> {
         .collect()
 }
 
+/// What a collapsed CQ adds to the mode of its QP.
+fn collapsed(send_cq: &CompletionQueue) -> u32 {
+    match send_cq.is_collapsed() {
+        true => IBGDA_COLLAPSED,
+        false => 0,
+    }
+}
+
 fn random_psn() -> u32 {
     RandomState::new().build_hasher().finish() as u32 & 0xff_ffff
 }
@@ -206,9 +224,24 @@ impl QueuePair {
                 "pass a CQ for receives if and only if the receive depth is not 0",
             ));
         }
+        if options.blueflame && context.route().is_by_word() {
+            return Err(Error::argument(
+                format!("create_qp with BlueFlame on route {}", context.route()),
+                "a thread carries its doorbells, and requests do not go along with them",
+                "leave blueflame (IBGDA_BLUEFLAME) out, or take route direct",
+            ));
+        }
+        if let Some(cq) = recv_cq.filter(|cq| cq.is_collapsed()) {
+            return Err(Error::argument(
+                format!("create_qp with CQ {:#x} for receives", cq.number()),
+                "it is collapsed: the lengths of all messages but the last would be lost",
+                "make a CQ that is not collapsed for the receive queue",
+            ));
+        }
         let mode = options.mode(context.route());
         let device = context.device();
-        send_cq.take(device, "send queue", options.send_depth, mode)?;
+        let of_send = mode | collapsed(send_cq);
+        send_cq.take(device, "send queue", options.send_depth, of_send)?;
         let taken = recv_cq.map_or(Ok(()), |cq| {
             cq.take(device, "receive queue", options.recv_depth, mode)
         });
@@ -226,7 +259,11 @@ impl QueuePair {
         send_cq: &Arc<CompletionQueue>,
         recv_cq: Option<&Arc<CompletionQueue>>,
     ) -> Result<Self> {
-        let doorbell = context.doorbells().take()?;
+        let (kind, blueflame_bytes) = match options.blueflame {
+            true => (UarType::BlueFlame, context.device().blueflame_bytes()?),
+            false => (UarType::NonCached, 0),
+        };
+        let doorbell = context.doorbells().take(kind)?;
         // Receive queue, send queue, then the doorbell record in a cache line of its own, and a word for doorbells that
         // a thread carries in another.
         let recv_bytes = (options.recv_depth * IBGDA_RECV_WQE_BYTES) as usize;
@@ -311,7 +348,8 @@ impl QueuePair {
             } else {
                 ptr::null_mut()
             },
-            mode: options.mode(context.route()),
+            mode: options.mode(context.route()) | collapsed(send_cq),
+            blueflame_bytes,
             // SAFETY: queues and record lie inside the memory, as computed above.
             send_ring: unsafe { base.add(recv_bytes) },
             recv_ring: if options.recv_depth == 0 {

@@ -50,6 +50,11 @@ impl Route {
         &Self::ALL
     }
 
+    /// Whether kernels ring in a word of memory, which a thread looks at (`IBGDA_CPU_DOORBELL`).
+    pub(crate) fn is_by_word(self) -> bool {
+        matches!(self, Self::CpuDoorbell | Self::Proxy)
+    }
+
     /// Its name on command lines: `auto`, `direct`, `cpu-doorbell`, `proxy`, `loopback`.
     pub fn name(self) -> &'static str {
         match self {

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! CQ events and what the NIC says of queues, on the loopback route; `vm::routes` has the same with the mlx5 driver.
+//! CQ events, what the NIC says of queues, and queues of other kinds, on the loopback route; `vm::routes` has the same with the mlx5 driver.
 
 use ibgda::{
     Access, AsyncEvent, AsyncEventKind, CompletionQueue, CompletionQueueOptions, Context,
     MemoryRegion, OpenOptions, QpAddress, QueuePair, QueuePairEvent, QueuePairOptions, Route,
     Status,
-    abi::{IBGDA_SKIP, ibgda_cq, ibgda_cqe, ibgda_qp, ibgda_status},
+    abi::{
+        IBGDA_BLUEFLAME, IBGDA_COLLAPSED, IBGDA_SKIP, ibgda_cq, ibgda_cqe, ibgda_qp, ibgda_status,
+    },
     capi, loopback,
 };
 use std::{
@@ -38,6 +40,7 @@ unsafe extern "C" {
         request: *mut u64,
     ) -> u32;
     fn ibgda_poll_cq(cq: *mut ibgda_cq, cqe: *mut ibgda_cqe, deadline_ns: u64) -> u32;
+    fn ibgda_quiet(qp: *mut ibgda_qp, deadline_ns: u64) -> u32;
     fn ibgda_wait_for_cq_event(cq: *mut ibgda_cq, deadline_ns: u64) -> u32;
 }
 
@@ -77,6 +80,7 @@ fn cq(context: &Context) -> Arc<CompletionQueue> {
     let options = CompletionQueueOptions {
         depth: 16,
         events: true,
+        ..Default::default()
     };
     context.create_cq_with(&options).expect("a CQ with events")
 }
@@ -277,6 +281,63 @@ fn what_the_nic_says_of_a_queue_pair_is_told() {
     );
     assert_eq!(link.poll(), Status::REMOTE_ACCESS);
     assert_eq!(link.wait(PATIENCE), Status::REMOTE_ACCESS, "it stays");
+}
+
+#[test]
+fn a_collapsed_cq_serves_many_laps_and_keeps_the_first_error() {
+    let _alone = NICS.lock();
+    let mut link = Link::new();
+    let collapsed = CompletionQueueOptions {
+        depth: 16,
+        collapsed: true,
+        ..Default::default()
+    };
+    let cq = link.near.create_cq_with(&collapsed).expect("a CQ");
+    let far = link._far.create_cq(16).expect("a CQ");
+    (link.qp, link.peer) = (make_qp(&link.near, &cq), make_qp(&link._far, &far));
+    link.qp.connect(&link.peer.address()).expect("connects");
+    link.peer.connect(&link.qp.address()).expect("connects");
+    let handle = link.qp.device_handle();
+    // SAFETY: constant after creation.
+    assert_eq!(unsafe { (*handle).mode }, IBGDA_COLLAPSED);
+    // SAFETY: one thread uses a QP that lives.
+    let quiet = || Status(unsafe { ibgda_quiet(handle, deadline(PATIENCE)) });
+    for round in 0..200 {
+        link.put(0);
+        if round % 5 == 0 {
+            assert_eq!(quiet(), Status::OK, "round {round}");
+        }
+    }
+    assert_eq!(quiet(), Status::OK);
+    assert_eq!(link.qp.counters().completed, 200);
+    link.put(0xff00);
+    assert_eq!(quiet(), Status::REMOTE_ACCESS);
+    assert_eq!(cq.error().expect("latched").wqe_index, 200);
+    let both = CompletionQueueOptions {
+        events: true,
+        ..collapsed
+    };
+    let error = link.near.create_cq_with(&both).expect_err("both");
+    assert_eq!(error.errno(), libc::EINVAL, "{error}");
+}
+
+#[test]
+fn a_blueflame_page_has_buffers_and_a_handle_that_says_so() {
+    let _alone = NICS.lock();
+    let context = open("loopback0");
+    let cq = context.create_cq(16).expect("a CQ");
+    let options = QueuePairOptions {
+        send_depth: 16,
+        blueflame: true,
+        ..Default::default()
+    };
+    let qp = context.create_qp(&options, &cq, None).expect("a QP");
+    // SAFETY: constant after creation.
+    let (mode, bytes) = unsafe {
+        let handle = qp.device_handle();
+        ((*handle).mode, (*handle).blueflame_bytes)
+    };
+    assert_eq!((mode, bytes), (IBGDA_BLUEFLAME, 256));
 }
 
 #[test]

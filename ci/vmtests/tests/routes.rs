@@ -8,6 +8,8 @@ mod carried;
 mod heard;
 #[path = "routes/link.rs"]
 mod link;
+#[path = "routes/queues.rs"]
+mod queues;
 mod support;
 #[path = "routes/waits.rs"]
 mod waits;

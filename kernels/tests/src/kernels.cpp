@@ -198,6 +198,12 @@ ibgda_u32 test_quiet(ibgda_qp *qp, ibgda_u64 deadline_ns)
 	IBGDA_BY_ROUTE(qp, 0, return ibgda_quiet<route>(qp, deadline_ns));
 }
 
+ibgda_u32 test_put_blueflame(ibgda_qp *qp, ibgda_u64 remote, ibgda_u32 rkey, ibgda_u64 local, ibgda_u32 lkey, ibgda_u32 bytes,
+			     ibgda_u64 *request)
+{
+	return ibgda_put<IBGDA_BLUEFLAME>(qp, remote, rkey, local, lkey, bytes, 0, request);
+}
+
 ibgda_u32 test_wait_for_cq_event(ibgda_cq *cq, ibgda_u64 deadline_ns) { return ibgda_wait_for_cq_event(cq, deadline_ns); }
 ibgda_u32 test_poll_cq(ibgda_cq *cq, ibgda_cqe *cqe, ibgda_u64 deadline_ns) { return ibgda_poll_cq(cq, cqe, deadline_ns); }
 

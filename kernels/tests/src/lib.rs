@@ -86,6 +86,27 @@ impl Poster {
         Ok(request)
     }
 
+    /// `ibgda_put` by a kernel that knows of BlueFlame; the request's index.
+    ///
+    /// # Errors
+    /// The status.
+    pub fn put_blueflame(
+        &mut self,
+        remote: u64,
+        rkey: u32,
+        local: u64,
+        lkey: u32,
+        bytes: u32,
+    ) -> Result<u64, Status> {
+        let mut request = 0;
+        // SAFETY: as in `put`.
+        Status(unsafe {
+            test_put_blueflame(self.0, remote, rkey, local, lkey, bytes, &mut request)
+        })
+        .ok()?;
+        Ok(request)
+    }
+
     /// `ibgda_put_imm`.
     ///
     /// # Errors
@@ -574,6 +595,15 @@ unsafe extern "C" {
     fn test_recv(qp: *mut ibgda_qp, local: u64, lkey: u32, bytes: u32) -> u32;
     fn test_wait(qp: *mut ibgda_qp, request: u64, deadline_ns: u64) -> u32;
     fn test_quiet(qp: *mut ibgda_qp, deadline_ns: u64) -> u32;
+    fn test_put_blueflame(
+        qp: *mut ibgda_qp,
+        remote: u64,
+        rkey: u32,
+        local: u64,
+        lkey: u32,
+        bytes: u32,
+        request: *mut u64,
+    ) -> u32;
     fn test_wait_for_cq_event(cq: *mut ibgda_cq, deadline_ns: u64) -> u32;
     fn test_poll_cq(cq: *mut ibgda_cq, cqe: *mut ibgda_cqe, deadline_ns: u64) -> u32;
     fn test_write_doorbell(qp: *mut ibgda_qp, producer_index: u64) -> u32;

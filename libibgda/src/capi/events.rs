@@ -9,6 +9,9 @@ use std::{ffi::c_int, sync::Arc, time::Duration};
 /// The queue can be waited for without polling: ibgda_cq_wait_event, ibgda_wait_for_cq_event.
 pub const IBGDA_CQ_EVENTS: u32 = 1;
 
+/// The NIC keeps one completion, the last: for send queues, whose kernels then need IBGDA_COLLAPSED.
+pub const IBGDA_CQ_COLLAPSED: u32 = 2;
+
 /// What a completion queue is to be like.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -28,7 +31,7 @@ impl Sized32 for ibgda_cq_attr {
 }
 
 fn options(call: &str, attr: &ibgda_cq_attr) -> Result<CompletionQueueOptions> {
-    let unknown = attr.flags & !IBGDA_CQ_EVENTS;
+    let unknown = attr.flags & !(IBGDA_CQ_EVENTS | IBGDA_CQ_COLLAPSED);
     if unknown != 0 || attr.reserved != 0 {
         return Err(Error::argument(
             call,
@@ -46,6 +49,7 @@ fn options(call: &str, attr: &ibgda_cq_attr) -> Result<CompletionQueueOptions> {
             entries => entries,
         },
         events: attr.flags & IBGDA_CQ_EVENTS != 0,
+        collapsed: attr.flags & IBGDA_CQ_COLLAPSED != 0,
     })
 }
 

@@ -131,6 +131,21 @@ impl Object {
     }
 }
 
+impl Device {
+    /// Executes a command that is about no object.
+    pub(crate) fn general<const N: usize, const M: usize>(
+        &self,
+        what: &str,
+        input: &Block<N>,
+    ) -> Result<Block<M>> {
+        let output = self.call(|| what.to_owned(), |nic| nic.execute(input.as_bytes(), M))?;
+        let mut block = Block::new();
+        let bytes = output.len().min(M);
+        block.as_bytes_mut()[..bytes].copy_from_slice(&output[..bytes]);
+        Ok(block)
+    }
+}
+
 fn execute<const N: usize>(device: &Device, what: &str, input: &Block<N>) -> Result<[u8; 16]> {
     let output = device.call(|| what.to_owned(), |nic| nic.execute(input.as_bytes(), 16))?;
     output.try_into().map_err(|output: Vec<u8>| {

@@ -58,6 +58,8 @@ pub(super) struct CqWriter {
     record: *const AtomicU32,
     qpn: u32,
     written: u64,
+    /// Each completion takes the place of the one before.
+    collapsed: bool,
     /// Of a CQ with events: each completion is one, armed or not, since an event too many is only a look too many.
     arrivals: Option<Arc<Arrivals>>,
 }
@@ -76,6 +78,7 @@ impl CqWriter {
             record: record.cast(),
             qpn,
             written: 0,
+            collapsed: false,
             arrivals: None,
         }
     }
@@ -85,12 +88,17 @@ impl CqWriter {
         Self { arrivals, ..self }
     }
 
+    /// Keeps the last completion only.
+    pub(super) fn collapsed(self, collapsed: bool) -> Self {
+        Self { collapsed, ..self }
+    }
+
     /// Whether there is a place that the poller has taken the completion out of. A correct poller's queue always has: it
     /// is as deep as the work queue.
     pub(super) fn has_room(&self) -> bool {
         // SAFETY: by the contract of `new`. What the poller has taken is known before its place is written again.
         let consumer = u32::from_be(unsafe { &*self.record }.load(Ordering::Acquire));
-        (self.written as u32).wrapping_sub(consumer) & 0xff_ffff < self.depth
+        self.collapsed || (self.written as u32).wrapping_sub(consumer) & 0xff_ffff < self.depth
     }
 
     /// Writes the next one, for which there must be room: first its 56 bytes, then the 8 by which it is known to be there.
@@ -99,9 +107,16 @@ impl CqWriter {
             u64::from(self.depth) - 1,
             u64::from(self.depth).trailing_zeros(),
         );
-        let words = cqe.image(self.qpn, (self.written >> lap) as u8 & 1);
+        let (slot, owner) = match self.collapsed {
+            true => (0, 0),
+            false => (
+                (self.written & mask) as usize,
+                (self.written >> lap) as u8 & 1,
+            ),
+        };
+        let words = cqe.image(self.qpn, owner);
         // SAFETY: by the contract of `new`, inside the ring.
-        let place = unsafe { self.ring.add((self.written & mask) as usize * WORDS) };
+        let place = unsafe { self.ring.add(slot * WORDS) };
         for (at, word) in words.into_iter().enumerate() {
             let order = match at {
                 // With the release go the data, which was there before the verbs completion was.

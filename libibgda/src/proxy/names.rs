@@ -70,6 +70,7 @@ pub(super) struct CqPlace {
     pub(super) ring: usize,
     pub(super) depth: u32,
     pub(super) record: usize,
+    pub(super) collapsed: bool,
     /// Of a CQ with events, of which a waiter hears.
     pub(super) arrivals: Option<Arc<Arrivals>>,
 }

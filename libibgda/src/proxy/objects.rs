@@ -227,6 +227,7 @@ fn create_cq<const N: usize>(device: &Arc<Device>, what: &str, input: &Block<N>)
             ring: ring.expose_provenance(),
             depth,
             record: record.expose_provenance(),
+            collapsed: field(cqc::COLLAPSED) != 0,
             arrivals: None,
         },
     );
@@ -284,6 +285,7 @@ fn create_qp<const N: usize>(
                 made.number(),
             )
         }
+        .collapsed(cq.collapsed)
         .counting(cq.arrivals.clone()),
     };
     // SAFETY: behind the receive queue, in the same memory, as was checked.

@@ -33,6 +33,7 @@ fn make_qp(context: &Context) -> Result<QueuePair> {
     let cq = context.create_cq_with(&CompletionQueueOptions {
         depth: 16,
         events: true,
+        ..Default::default()
     })?;
     Ok(context.create_qp(&options, &cq, None)?)
 }
