@@ -40,6 +40,11 @@
 #define IBGDA_ADDRESS_BYTES 64
 
 /**
+ * Buffers begin and end on multiples of this, so that no two share a line of a cache, or a transaction of a GPU.
+ */
+#define HEAP_GRANULE 64
+
+/**
  * The queue can be waited for without polling: ibgda_cq_wait_event, ibgda_wait_for_cq_event.
  */
 #define IBGDA_CQ_EVENTS 1
@@ -151,6 +156,11 @@
  * A NIC and a GPU that may drive it.
  */
 struct ibgda_context;
+
+/**
+ * One registered region, from which buffers are taken.
+ */
+struct ibgda_heap;
 
 /**
  * A completion queue, host side; kernels use its `struct ibgda_cq`.
@@ -568,6 +578,58 @@ int ibgda_create_cq_with(struct ibgda_context *context,
  */
 int ibgda_cq_wait_event(const struct ibgda_host_cq *cq,
                         uint64_t deadline_ns);
+
+/**
+ * Registers `length` bytes, from which buffers are taken afterwards: of the caller's memory at `memory`, as
+ * ibgda_map_device does, or with NULL of memory that the library allocates. `access`: IBGDA_ACCESS_*, which all buffers
+ * have. Errors as ibgda_map_device.
+ *
+ * # Safety
+ * The memory is NULL, or stays mapped until ibgda_destroy_heap; the other arguments are null or valid.
+ */
+int ibgda_create_heap(struct ibgda_context *context,
+                      void *memory,
+                      size_t length,
+                      uint32_t access,
+                      struct ibgda_heap **heap);
+
+/**
+ * Ends a heap. EBUSY: buffers of it were not given back, and it is as before.
+ *
+ * # Safety
+ * The heap is null or of this library, and not used again unless this fails.
+ */
+int ibgda_destroy_heap(struct ibgda_heap *heap);
+
+/**
+ * Takes `bytes` bytes at an address that is a multiple of `align`, a power of two; both are at least 64 in effect. Any
+ * number of threads may do so. EINVAL: zero, or no power of two; ENOMEM: there is no such room, and how much there is.
+ *
+ * # Safety
+ * The arguments are null or valid.
+ */
+int ibgda_heap_alloc(struct ibgda_heap *heap,
+                     uint64_t bytes,
+                     uint64_t align,
+                     struct ibgda_region *buffer);
+
+/**
+ * Gives a buffer back, when no request names it any more. EINVAL: no buffer of this heap begins there: it is another's,
+ * or was given back before.
+ *
+ * # Safety
+ * The arguments are null or valid.
+ */
+int ibgda_heap_free(struct ibgda_heap *heap,
+                    const struct ibgda_region *buffer);
+
+/**
+ * Address, length and keys of the whole heap.
+ *
+ * # Safety
+ * The arguments are null or valid.
+ */
+int ibgda_heap_region(const struct ibgda_heap *heap, struct ibgda_region *region);
 
 /**
  * The route in use, IBGDA_ROUTE_*; never IBGDA_ROUTE_AUTO.

@@ -9,9 +9,11 @@
 //! before a member has 0 there, and one that is longer than the library knows must be 0 behind (E2BIG).
 
 mod events;
+mod heap;
 mod routes;
 
 pub use events::*;
+pub use heap::*;
 pub use routes::*;
 
 use crate::{
