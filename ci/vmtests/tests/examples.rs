@@ -7,6 +7,8 @@
 mod all_reduce;
 #[path = "examples/communicator.rs"]
 mod communicator;
+#[path = "examples/mpi.rs"]
+mod mpi;
 #[path = "examples/program.rs"]
 mod program;
 #[path = "examples/python.rs"]

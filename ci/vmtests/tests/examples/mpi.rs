@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! examples/mpi, compiled in the guest against the checkout's headers and library, and started by Open MPI.
+
+use crate::program::{Said, allow_all};
+use anyhow::Result;
+use ibgda_vmtests::machine::{Allowed, gpus, nics};
+use std::{env, fs, process::Command};
+
+const PROGRAM: &str = "/tmp/ibgda-mpi-alltoall";
+
+fn compile() -> Result<()> {
+    let mut command = Command::new("mpicc");
+    command
+        .args([
+            "-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-o", PROGRAM,
+        ])
+        .args(["/src/examples/mpi/alltoall.c"])
+        .args(["-I/src/libibgda/include", "-I/src/kernels/include"])
+        .args(["-L/opt/ibgda/lib", "-libgda"]);
+    Said::by(&mut command)?.ended_with(0).map(drop)
+}
+
+/// All is on one host, and that one has no network and few processors.
+fn mpirun(ranks: u32) -> Command {
+    let mut command = Command::new("timeout");
+    command
+        .args([
+            "300",
+            "mpirun",
+            "--allow-run-as-root",
+            "--oversubscribe",
+            "--bind-to",
+            "none",
+        ])
+        .args(["-np", &ranks.to_string(), PROGRAM])
+        .arg(gpus()[0].to_string())
+        .args(nics().iter().map(ToString::to_string))
+        .env("OMPI_MCA_pml", "ob1")
+        .env("OMPI_MCA_btl", "self,sm")
+        .env("TMPDIR", env::temp_dir());
+    command
+}
+
+#[test]
+fn ranks_of_mpi_exchange_blocks() -> Result<()> {
+    let _allowed = allow_all();
+    compile()?;
+    for ranks in [2, 4] {
+        let said = Said::by(&mut mpirun(ranks))?;
+        said.ended_with(0)?;
+        for rank in 0..ranks {
+            said.output_has(&[&format!("rank {rank} of {ranks} on NIC ")])?;
+        }
+    }
+    fs::remove_file(PROGRAM)?;
+    Ok(())
+}
+
+#[test]
+fn a_rank_that_may_not_use_its_nic_ends_all() -> Result<()> {
+    let _one = Allowed::pair(gpus()[0], nics()[0]);
+    compile()?;
+    Said::by(&mut mpirun(2))?.ended_with(1)?.errors_have(&[
+        "rank 1: open: IBGDA_IOC_BIND",
+        "the policy does not allow this pair",
+    ])?;
+    fs::remove_file(PROGRAM)?;
+    Ok(())
+}
