@@ -184,6 +184,10 @@ impl Joined {
             _ => {}
         }
         devx::check_name(&options.nic)?;
+        if options.route == Route::Auto {
+            // The proxy would do without: a wrong address is not to end in a slower route.
+            devx::check_present(options.gpu)?;
+        }
         // The pair is bound once for all routes that need it.
         let mut bound = None;
         let attempt = |route| match route {

@@ -407,6 +407,20 @@ pub(crate) fn check_name(nic: &str) -> Result<()> {
     device_bdf(nic).map(drop)
 }
 
+/// That the kernel has the function of a GPU.
+pub(crate) fn check_present(gpu: Bdf) -> Result<()> {
+    if fs::exists(format!("/sys/bus/pci/devices/{gpu}")).unwrap_or(true) {
+        return Ok(());
+    }
+    Err(Error::new(
+        Source::Argument,
+        libc::ENODEV,
+        format!("GPU {gpu}"),
+        "there is no such PCI function",
+        "see ibgda topo, or lspci -D; route proxy needs no GPU, if asked for",
+    ))
+}
+
 /// The PCI function of a verbs device.
 pub(crate) fn device_bdf(name: &str) -> Result<Bdf> {
     let link = format!("/sys/class/infiniband/{name}/device");
@@ -719,5 +733,18 @@ impl Drop for Registration {
         }
         // SAFETY: registered by new.
         unsafe { sys::ibv_dereg_mr(self.mr.as_ptr()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_function_that_is_not_there_is_refused_by_its_name() {
+        let bdf: Bdf = "fffe:fe:1f.7".parse().expect("well formed");
+        let error = check_present(bdf).expect_err("there is none");
+        assert_eq!(error.errno(), libc::ENODEV);
+        assert!(error.to_string().contains("fffe:fe:1f.7"), "{error}");
     }
 }
