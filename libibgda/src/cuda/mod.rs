@@ -24,7 +24,8 @@ use crate::{
 use cudarc::driver::{CudaContext, result, sys};
 use error::{Explain, failed};
 use std::{
-    ffi::{CStr, CString},
+    ffi::{CStr, CString, c_int, c_void},
+    ptr,
     sync::Arc,
 };
 
@@ -112,7 +113,7 @@ fn keep_current<T>(call: impl FnOnce() -> T) -> Result<T> {
     let value = call();
     if current()? != former {
         // SAFETY: the context was current, or null, which makes none current.
-        unsafe { result::ctx::set_current(former.unwrap_or(std::ptr::null_mut())) }
+        unsafe { result::ctx::set_current(former.unwrap_or(ptr::null_mut())) }
             .explain(|| "cuCtxSetCurrent".to_owned())?;
     }
     Ok(value)
@@ -145,15 +146,29 @@ pub(crate) fn used_by_another(what: String) -> Error {
 }
 
 /// Whether this process has loaded the driver, whoever did: then pointers may be to GPU memory.
+///
+/// Not asked by dlopen with RTLD_NOLOAD: for a library that is not loaded that opens its file wherever it may be, which
+/// costs more than registering memory does.
 pub(crate) fn is_loaded() -> bool {
-    // SAFETY: with RTLD_NOLOAD nothing is loaded and no code runs; a handle that is found is closed again.
-    unsafe {
-        let library = libc::dlopen(
-            c"libcuda.so.1".as_ptr(),
-            libc::RTLD_NOLOAD | libc::RTLD_LAZY,
-        );
-        !library.is_null() && libc::dlclose(library) == 0
-    }
+    // SAFETY: the callback is called with each library that is loaded, and keeps nothing of it.
+    unsafe { libc::dl_iterate_phdr(Some(is_driver), ptr::null_mut()) != 0 }
+}
+
+/// 1 for the driver's library, which ends the search.
+unsafe extern "C" fn is_driver(
+    library: *mut libc::dl_phdr_info,
+    _bytes: usize,
+    _data: *mut c_void,
+) -> c_int {
+    // SAFETY: the loader passes a library whose name is null or terminated.
+    let name = unsafe {
+        match (*library).dlpi_name {
+            name if name.is_null() => return 0,
+            name => CStr::from_ptr(name).to_bytes(),
+        }
+    };
+    let file = name.rsplit(|&byte| byte == b'/').next().unwrap_or(name);
+    c_int::from(file == b"libcuda.so" || file.starts_with(b"libcuda.so."))
 }
 
 #[cfg(test)]
@@ -181,5 +196,25 @@ mod tests {
             );
         }
         assert!(!is_loaded(), "looking for it has loaded nothing");
+    }
+
+    #[test]
+    fn the_driver_is_known_by_the_name_of_its_file() {
+        for (name, expected) in [
+            (Some(c"/usr/lib/x86_64-linux-gnu/libcuda.so.1"), 1),
+            (Some(c"libcuda.so.570.86.15"), 1),
+            (Some(c"/opt/cuda/stubs/libcuda.so"), 1),
+            (Some(c"/usr/lib/libcudart.so.13"), 0),
+            (Some(c"/opt/libcuda.so.1/libc.so.6"), 0),
+            (Some(c""), 0),
+            (None, 0),
+        ] {
+            // SAFETY: all zero is a value of it.
+            let mut library: libc::dl_phdr_info = unsafe { std::mem::zeroed() };
+            library.dlpi_name = name.map_or(ptr::null(), CStr::as_ptr);
+            // SAFETY: the name is null or terminated.
+            let found = unsafe { is_driver(&mut library, 0, ptr::null_mut()) };
+            assert_eq!(found, expected, "{name:?}");
+        }
     }
 }
