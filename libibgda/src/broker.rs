@@ -265,10 +265,17 @@ impl Session {
             .map_err(|error| {
                 let errno = error.raw_os_error().unwrap_or(libc::EIO);
                 let (why, advice) = match errno {
-                    libc::ENOENT => ("the broker's module is not loaded", "insmod ibgda.ko"),
+                    libc::ENOENT | libc::ENXIO | libc::ENODEV => (
+                        "the broker's module is not loaded, or this container was not given the device",
+                        "modprobe -a configfs mlx5_ib ib_uverbs ibgda; for a container: --device /dev/ibgda",
+                    ),
                     libc::EACCES => (
                         "no permission",
-                        "the device file's mode and group decide who may",
+                        "the device is for root and the group ibgda: adduser USER ibgda, and log in again",
+                    ),
+                    libc::EPERM => (
+                        "the container's device cgroup forbids it",
+                        "start the container with --device /dev/ibgda",
                     ),
                     _ => ("", ""),
                 };

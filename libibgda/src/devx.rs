@@ -19,7 +19,7 @@ use std::{
     fs, io, mem,
     os::fd::{AsRawFd, BorrowedFd, OwnedFd},
     ptr::{self, NonNull},
-    sync::Arc,
+    sync::{Arc, OnceLock},
 };
 
 /// A verbs device context and its protection domain.
@@ -29,6 +29,7 @@ pub(crate) struct Device {
     pd: NonNull<sys::ibv_pd>,
     pdn: u32,
     name: String,
+    eqn: OnceLock<u32>,
     /// The process that opened it.
     home: Home,
 }
@@ -99,8 +100,8 @@ impl Device {
                 crate::error::Source::Verbs,
                 libc::ENODEV,
                 format!("open {name}"),
-                "there is no verbs device of that name",
-                "see ibv_devices for what there is; is ib_uverbs loaded?",
+                "there is no verbs device of that name, or no node of it in /dev/infiniband",
+                "see ibv_devices for what there is; modprobe ib_uverbs; in a container: --device /dev/infiniband/uverbsN",
             )
         })??;
 
@@ -116,6 +117,7 @@ impl Device {
             pd,
             pdn: 0,
             name: name.to_owned(),
+            eqn: OnceLock::new(),
             home: Home::here(),
         };
         device.unblock_async_file()?;
@@ -290,12 +292,15 @@ impl Device {
         })
     }
 
-    /// The EQ of completion vector 0.
+    /// The EQ of completion vector 0, which stays the same.
     pub(crate) fn eqn(&self) -> Result<u32> {
+        if let Some(eqn) = self.eqn.get() {
+            return Ok(*eqn);
+        }
         let mut eqn = 0;
         // SAFETY: as above.
         match unsafe { sys::mlx5dv_devx_query_eqn(self.context.as_ptr(), 0, &mut eqn) } {
-            0 => Ok(eqn),
+            0 => Ok(*self.eqn.get_or_init(|| eqn)),
             errno => Err(Error::verbs("mlx5dv_devx_query_eqn", errno.abs())),
         }
     }

@@ -88,6 +88,10 @@ impl Error {
                 "the NIC is gone or being reset",
                 "wait for its return and rebind the context",
             ),
+            libc::EINVAL => (
+                "the kernel or the NIC takes no such value",
+                "is it larger than the NIC can do? see ibv_devinfo -v",
+            ),
             libc::EFAULT => (
                 "the memory is not mapped, or cannot be given to the NIC",
                 "pass memory that this process may read and write",
