@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * The C view of libibgda, made by cbindgen from libibgda/src/capi*: do not edit. Every function returns 0 or an errno;
- * then ibgda_last_error() has the sentence. Objects may be destroyed in any order.
+ * then ibgda_last_error() has the sentence. Objects may be destroyed in any order. EBADF: one that was destroyed, is of
+ * another kind, or was never given out.
  */
 
 
@@ -574,7 +575,7 @@ int ibgda_create_cq_with(struct ibgda_context *context,
  * EOPNOTSUPP: it was made without events.
  *
  * # Safety
- * The queue is null or valid. It may be destroyed while the call waits, but not before it has begun to.
+ * None: the queue may be destroyed meanwhile.
  */
 int ibgda_cq_wait_event(const struct ibgda_host_cq *cq,
                         uint64_t deadline_ns);

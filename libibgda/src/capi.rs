@@ -3,12 +3,14 @@
 //!
 //! Every function returns 0, or an errno; then [`ibgda_last_error`] has the sentence. Objects are opaque, and may be
 //! destroyed in any order: each keeps what it needs. Unless a function says otherwise, an object may be used by several
-//! threads at once; destroying it must be the last use.
+//! threads at once. EBADF: an object that was destroyed, is of another kind or was never given out; one that is destroyed
+//! while another thread is in a call with it ends with that call.
 //!
 //! Structures begin with their size, which the caller sets, so that later versions may have more members: one that ends
 //! before a member has 0 there, and one that is longer than the library knows must be 0 behind (E2BIG).
 
 mod events;
+mod handles;
 mod heap;
 mod routes;
 
@@ -20,6 +22,7 @@ use crate::{
     Access, CompletionQueue, Context, Error, MemoryRegion, OpenOptions, QpAddress, QueuePair,
     QueuePairOptions, Result, Rounding, address::ADDRESS_BYTES,
 };
+use handles::borrow;
 use ibgda_device::{
     Status,
     abi::{IBGDA_BLUEFLAME, IBGDA_SHARED, ibgda_cq, ibgda_qp, ibgda_region},
@@ -134,11 +137,17 @@ fn of_the_parent(call: &str) -> Error {
     )
 }
 
-/// # Safety
-/// A pointer that is not null is one that this library gave out, or a C struct of that type, and alive.
-unsafe fn borrow<'a, T>(call: &str, argument: &str, pointer: *const T) -> Result<&'a T> {
-    // SAFETY: by this function's contract.
-    unsafe { pointer.as_ref() }.ok_or_else(|| null(call, argument))
+impl handles::Object for ibgda_context {
+    const WHAT: &'static str = "context";
+}
+impl handles::Object for ibgda_mr {
+    const WHAT: &'static str = "memory region";
+}
+impl handles::Object for ibgda_host_cq {
+    const WHAT: &'static str = "completion queue";
+}
+impl handles::Object for ibgda_host_qp {
+    const WHAT: &'static str = "queue pair";
 }
 
 /// # Safety
@@ -195,7 +204,8 @@ unsafe fn size_of_given<T: Sized32>(
     /// No structure gets longer than that.
     const MOST: usize = 4096;
     // SAFETY: by this function's contract.
-    let size = *unsafe { borrow(call, argument, pointer.cast::<u32>()) }? as usize;
+    let size = unsafe { pointer.cast::<u32>().as_ref() };
+    let size = *size.ok_or_else(|| null(call, argument))? as usize;
     if (T::FIRST..=MOST).contains(&size) {
         return Ok(size);
     }
@@ -252,15 +262,8 @@ fn access(call: &str, bits: u32) -> Result<Access> {
     })
 }
 
-/// # Safety
-/// The pointer is null, or came from `Box::into_raw` and is not used again.
-unsafe fn destroy<T>(call: &str, argument: &str, pointer: *mut T) -> c_int {
-    if pointer.is_null() {
-        return finish(Err(null(call, argument)));
-    }
-    // SAFETY: by this function's contract.
-    drop(unsafe { Box::from_raw(pointer) });
-    0
+fn destroy<T: handles::Object>(call: &str, argument: &str, handle: *mut T) -> c_int {
+    finish(handles::take(call, argument, handle).map(drop))
 }
 
 /// The sentence of the calling thread's last error: what failed, why, what to do. Valid until its next error.
@@ -341,7 +344,7 @@ pub unsafe extern "C" fn ibgda_open(
             port,
             route: route(CALL, attr.route)?,
         })?;
-        Ok(Box::into_raw(Box::new(ibgda_context(context))))
+        handles::give(CALL, ibgda_context(context))
     };
     // SAFETY: by this function's contract.
     finish(unsafe { put(CALL, "context", context, open) })
@@ -353,8 +356,7 @@ pub unsafe extern "C" fn ibgda_open(
 /// The context is null or of this library, and not used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibgda_close(context: *mut ibgda_context) -> c_int {
-    // SAFETY: by this function's contract.
-    unsafe { destroy("ibgda_close", "context", context) }
+    destroy("ibgda_close", "context", context)
 }
 
 /// Joins the NIC again after it was lost, waiting for it for at most `patience_ms`. No other thread may use the context.
@@ -364,9 +366,13 @@ pub unsafe extern "C" fn ibgda_close(context: *mut ibgda_context) -> c_int {
 /// The context is null or of this library, and no other thread uses it meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibgda_rebind(context: *mut ibgda_context, patience_ms: u64) -> c_int {
-    // SAFETY: by this function's contract.
-    let context = unsafe { context.as_mut() }.ok_or_else(|| null("ibgda_rebind", "context"));
-    finish(context.and_then(|context| context.0.rebind(Duration::from_millis(patience_ms))))
+    let patience = Duration::from_millis(patience_ms);
+    finish(handles::alone(
+        "ibgda_rebind",
+        "context",
+        context,
+        |context| context.0.rebind(patience),
+    ))
 }
 
 /// Reads the broker's status page.
@@ -380,8 +386,7 @@ pub unsafe extern "C" fn ibgda_get_state(
 ) -> c_int {
     const CALL: &str = "ibgda_get_state";
     let get = || {
-        // SAFETY: by this function's contract.
-        let state = unsafe { borrow(CALL, "context", context) }?.0.state();
+        let state = borrow(CALL, "context", context)?.0.state();
         if state.state == 0 {
             return Err(of_the_parent(CALL));
         }
@@ -412,8 +417,7 @@ pub unsafe extern "C" fn ibgda_map_device(
 ) -> c_int {
     const CALL: &str = "ibgda_map_device";
     let map = || {
-        // SAFETY: by this function's contract.
-        let context = unsafe { borrow(CALL, "context", context) }?;
+        let context = borrow(CALL, "context", context)?;
         let rounding = if access & IBGDA_MAP_ROUND == 0 {
             Rounding::Exact
         } else {
@@ -422,7 +426,7 @@ pub unsafe extern "C" fn ibgda_map_device(
         let access = self::access(CALL, access & !IBGDA_MAP_ROUND)?;
         // SAFETY: by this function's contract.
         let region = unsafe { context.0.map_device(ptr.cast(), length, access, rounding) }?;
-        Ok(Box::into_raw(Box::new(ibgda_mr(region))))
+        handles::give(CALL, ibgda_mr(region))
     };
     // SAFETY: by this function's contract.
     finish(unsafe { put(CALL, "mr", mr, map) })
@@ -434,8 +438,7 @@ pub unsafe extern "C" fn ibgda_map_device(
 /// The region is null or of this library, and not used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibgda_unmap_device(mr: *mut ibgda_mr) -> c_int {
-    // SAFETY: by this function's contract.
-    unsafe { destroy("ibgda_unmap_device", "mr", mr) }
+    destroy("ibgda_unmap_device", "mr", mr)
 }
 
 /// Address, length and keys, for kernels and peers.
@@ -465,11 +468,8 @@ pub unsafe extern "C" fn ibgda_create_cq(
 ) -> c_int {
     const CALL: &str = "ibgda_create_cq";
     let create = || {
-        // SAFETY: by this function's contract.
-        let queue = unsafe { borrow(CALL, "context", context) }?
-            .0
-            .create_cq(entries)?;
-        Ok(Box::into_raw(Box::new(ibgda_host_cq(queue))))
+        let queue = borrow(CALL, "context", context)?.0.create_cq(entries)?;
+        handles::give(CALL, ibgda_host_cq(queue))
     };
     // SAFETY: by this function's contract.
     finish(unsafe { put(CALL, "cq", cq, create) })
@@ -481,12 +481,7 @@ pub unsafe extern "C" fn ibgda_create_cq(
 /// The queue is null or of this library, and not used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibgda_destroy_cq(cq: *mut ibgda_host_cq) -> c_int {
-    // SAFETY: by this function's contract.
-    if let Some(cq) = unsafe { cq.as_ref() } {
-        cq.0.cancel_waits();
-    }
-    // SAFETY: as above.
-    unsafe { destroy("ibgda_destroy_cq", "cq", cq) }
+    finish(handles::take("ibgda_destroy_cq", "cq", cq).map(|cq| cq.0.cancel_waits()))
 }
 
 /// What a kernel polls. Valid as long as the queue, or a QP that uses it.
@@ -523,14 +518,13 @@ pub unsafe extern "C" fn ibgda_create_qp(
 ) -> c_int {
     const CALL: &str = "ibgda_create_qp";
     let create = || {
+        let context = borrow(CALL, "context", context)?;
         // SAFETY: by this function's contract.
-        let (context, attr, send_cq, recv_cq) = unsafe {
-            (
-                borrow(CALL, "context", context)?,
-                given(CALL, "attr", attr)?,
-                borrow(CALL, "send_cq", send_cq)?,
-                recv_cq.as_ref(),
-            )
+        let attr = unsafe { given(CALL, "attr", attr) }?;
+        let send_cq = borrow(CALL, "send_cq", send_cq)?;
+        let recv_cq = match recv_cq.is_null() {
+            true => None,
+            false => Some(borrow(CALL, "recv_cq", recv_cq)?),
         };
         let unknown = attr.mode & !(IBGDA_SHARED | IBGDA_BLUEFLAME);
         if unknown != 0 || attr.reserved != 0 {
@@ -562,8 +556,8 @@ pub unsafe extern "C" fn ibgda_create_qp(
         };
         let pair = context
             .0
-            .create_qp(&options, &send_cq.0, recv_cq.map(|cq| &cq.0))?;
-        Ok(Box::into_raw(Box::new(ibgda_host_qp(pair))))
+            .create_qp(&options, &send_cq.0, recv_cq.as_ref().map(|cq| &cq.0))?;
+        handles::give(CALL, ibgda_host_qp(pair))
     };
     // SAFETY: by this function's contract.
     finish(unsafe { put(CALL, "qp", qp, create) })
@@ -575,8 +569,7 @@ pub unsafe extern "C" fn ibgda_create_qp(
 /// The QP is null or of this library, and not used again, by a kernel neither.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibgda_destroy_qp(qp: *mut ibgda_host_qp) -> c_int {
-    // SAFETY: by this function's contract.
-    unsafe { destroy("ibgda_destroy_qp", "qp", qp) }
+    destroy("ibgda_destroy_qp", "qp", qp)
 }
 
 /// What the peer needs to connect to this QP: IBGDA_ADDRESS_BYTES bytes, to carry by any means.
@@ -609,13 +602,12 @@ pub unsafe extern "C" fn ibgda_qp_connect(
 ) -> c_int {
     const CALL: &str = "ibgda_qp_connect";
     let connect = || {
-        // SAFETY: by this function's contract.
-        let qp = unsafe { borrow(CALL, "qp", qp) }?;
+        let qp = borrow(CALL, "qp", qp)?;
         if address.is_null() {
             return Err(null(CALL, "address"));
         }
         // An address has 64 bytes: no more of a longer one needs to be readable.
-        // SAFETY: as above.
+        // SAFETY: by this function's contract.
         let bytes =
             unsafe { slice::from_raw_parts(address.cast::<u8>(), length.min(ADDRESS_BYTES + 1)) };
         qp.0.connect(&QpAddress::from_bytes(bytes)?)
@@ -629,8 +621,7 @@ pub unsafe extern "C" fn ibgda_qp_connect(
 /// The QP is null or valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibgda_qp_stop(qp: *mut ibgda_host_qp) -> c_int {
-    // SAFETY: by this function's contract.
-    finish(unsafe { borrow("ibgda_qp_stop", "qp", qp) }.and_then(|qp| qp.0.stop()))
+    finish(borrow("ibgda_qp_stop", "qp", qp).and_then(|qp| qp.0.stop()))
 }
 
 /// What a kernel posts with. Valid as long as the QP; one thread at a time may use it, unless it is shared. Its `mode`

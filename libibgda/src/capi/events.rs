@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The C ABI of completion queues with options, and of waiting for their events.
 
-use super::{Sized32, borrow, finish, given, ibgda_context, ibgda_host_cq, put};
+use super::{Sized32, borrow, finish, given, handles, ibgda_context, ibgda_host_cq, put};
 use crate::{CompletionQueueOptions, Error, Result, Source};
 use nix::time::{ClockId, clock_gettime};
 use std::{ffi::c_int, sync::Arc, time::Duration};
@@ -66,15 +66,11 @@ pub unsafe extern "C" fn ibgda_create_cq_with(
 ) -> c_int {
     const CALL: &str = "ibgda_create_cq_with";
     let create = || {
+        let context = borrow(CALL, "context", context)?;
         // SAFETY: by this function's contract.
-        let (context, attr) = unsafe {
-            (
-                borrow(CALL, "context", context)?,
-                given(CALL, "attr", attr)?,
-            )
-        };
+        let attr = unsafe { given(CALL, "attr", attr) }?;
         let queue = context.0.create_cq_with(&options(CALL, &attr)?)?;
-        Ok(Box::into_raw(Box::new(ibgda_host_cq(queue))))
+        handles::give(CALL, ibgda_host_cq(queue))
     };
     // SAFETY: by this function's contract.
     finish(unsafe { put(CALL, "cq", cq, create) })
@@ -86,14 +82,13 @@ pub unsafe extern "C" fn ibgda_create_cq_with(
 /// EOPNOTSUPP: it was made without events.
 ///
 /// # Safety
-/// The queue is null or valid. It may be destroyed while the call waits, but not before it has begun to.
+/// None: the queue may be destroyed meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibgda_cq_wait_event(cq: *const ibgda_host_cq, deadline_ns: u64) -> c_int {
     const CALL: &str = "ibgda_cq_wait_event";
     let wait = || {
         // Its own, since the object may be destroyed meanwhile.
-        // SAFETY: by this function's contract.
-        let queue = Arc::clone(&unsafe { borrow(CALL, "cq", cq) }?.0);
+        let queue = Arc::clone(&borrow(CALL, "cq", cq)?.0);
         let now = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("every Linux has this clock");
         let now = Duration::new(now.tv_sec() as u64, now.tv_nsec() as u32);
         let timeout = Duration::from_nanos(deadline_ns).saturating_sub(now);

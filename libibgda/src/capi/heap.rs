@@ -1,13 +1,19 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The C ABI of heaps.
 
-use super::{IBGDA_MAP_ROUND, access, borrow, destroy, finish, ibgda_context, null, put};
+use super::{
+    IBGDA_MAP_ROUND, access, borrow, destroy, finish, handles, ibgda_context, null, put,
+};
 use crate::{Error, Heap, Rounding, Source};
 use ibgda_device::abi::ibgda_region;
 use std::ffi::{c_int, c_void};
 
 /// One registered region, from which buffers are taken.
 pub struct ibgda_heap(Heap);
+
+impl handles::Object for ibgda_heap {
+    const WHAT: &'static str = "heap";
+}
 
 /// Registers `length` bytes, from which buffers are taken afterwards: of the caller's memory at `memory`, as
 /// ibgda_map_device does, or with NULL of memory that the library allocates. `access`: IBGDA_ACCESS_*, which all buffers
@@ -25,8 +31,7 @@ pub unsafe extern "C" fn ibgda_create_heap(
 ) -> c_int {
     const CALL: &str = "ibgda_create_heap";
     let create = || {
-        // SAFETY: by this function's contract.
-        let context = unsafe { borrow(CALL, "context", context) }?;
+        let context = borrow(CALL, "context", context)?;
         let rounding = match access & IBGDA_MAP_ROUND {
             0 => Rounding::Exact,
             _ => Rounding::Outward,
@@ -35,14 +40,14 @@ pub unsafe extern "C" fn ibgda_create_heap(
         let region = if memory.is_null() {
             context.0.alloc(length, access)
         } else {
-            // SAFETY: as above.
+            // SAFETY: by this function's contract.
             unsafe {
                 context
                     .0
                     .map_device(memory.cast(), length, access, rounding)
             }
         }?;
-        Ok(Box::into_raw(Box::new(ibgda_heap(Heap::new(region)))))
+        handles::give(CALL, ibgda_heap(Heap::new(region)))
     };
     // SAFETY: by this function's contract.
     finish(unsafe { put(CALL, "heap", heap, create) })
@@ -55,8 +60,7 @@ pub unsafe extern "C" fn ibgda_create_heap(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibgda_destroy_heap(heap: *mut ibgda_heap) -> c_int {
     const CALL: &str = "ibgda_destroy_heap";
-    // SAFETY: by this function's contract.
-    let usage = unsafe { borrow(CALL, "heap", heap) }.map(|heap| heap.0.usage());
+    let usage = borrow(CALL, "heap", heap).map(|heap| heap.0.usage());
     match usage {
         Ok(usage) if usage.buffers > 0 => finish(Err(Error::new(
             Source::Argument,
@@ -68,8 +72,7 @@ pub unsafe extern "C" fn ibgda_destroy_heap(heap: *mut ibgda_heap) -> c_int {
             ),
             "give them back with ibgda_heap_free first, when no request names them any more",
         ))),
-        // SAFETY: by this function's contract.
-        Ok(_) => unsafe { destroy(CALL, "heap", heap) },
+        Ok(_) => destroy(CALL, "heap", heap),
         Err(error) => finish(Err(error)),
     }
 }
@@ -107,8 +110,8 @@ pub unsafe extern "C" fn ibgda_heap_free(
 ) -> c_int {
     const CALL: &str = "ibgda_heap_free";
     // SAFETY: by this function's contract.
-    let arguments = unsafe { (borrow(CALL, "heap", heap), buffer.as_ref()) };
-    finish(match arguments {
+    let buffer = unsafe { buffer.as_ref() };
+    finish(match (borrow(CALL, "heap", heap), buffer) {
         (Err(error), _) => Err(error),
         (_, None) => Err(null(CALL, "buffer")),
         (Ok(heap), Some(buffer)) => heap.0.free(buffer.address),

@@ -138,8 +138,7 @@ pub(super) fn route(call: &str, number: u32) -> Result<Route> {
 pub unsafe extern "C" fn ibgda_get_route(context: *const ibgda_context, route: *mut u32) -> c_int {
     const CALL: &str = "ibgda_get_route";
     let get = || {
-        // SAFETY: by this function's contract.
-        let context = unsafe { borrow(CALL, "context", context) }?;
+        let context = borrow(CALL, "context", context)?;
         Ok(match context.0.route() {
             Route::Auto => IBGDA_ROUTE_AUTO,
             Route::Direct => IBGDA_ROUTE_DIRECT,
@@ -255,8 +254,7 @@ pub unsafe extern "C" fn ibgda_set_error_callback(
     user: *mut c_void,
 ) -> c_int {
     const CALL: &str = "ibgda_set_error_callback";
-    // SAFETY: by this function's contract.
-    let set = unsafe { borrow(CALL, "context", context) }.and_then(|context| match callback {
+    let set = borrow(CALL, "context", context).and_then(|context| match callback {
         Some(callback) => {
             let target = Target { callback, user };
             context.0.on_error(move |event| target.call(event))
@@ -282,8 +280,7 @@ pub unsafe extern "C" fn ibgda_get_qp_counters(
     let get = || {
         // SAFETY: by this function's contract.
         let size = unsafe { size_of_given(CALL, "counters", counters) }?;
-        // SAFETY: as above.
-        let qp = unsafe { borrow(CALL, "qp", qp) }?;
+        let qp = borrow(CALL, "qp", qp)?;
         if !qp.0.is_ours() {
             return Err(super::of_the_parent(CALL));
         }
