@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The C ABI of heaps.
 
-use super::{
-    IBGDA_MAP_ROUND, access, borrow, destroy, finish, handles, ibgda_context, null, put,
-};
+use super::{IBGDA_MAP_ROUND, access, borrow, destroy, finish, handles, ibgda_context, null, put};
 use crate::{Error, Heap, Rounding, Source};
 use ibgda_device::abi::ibgda_region;
 use std::ffi::{c_int, c_void};
