@@ -77,7 +77,6 @@ pub struct CompletionQueue {
     object: Object,
     armed: Option<Armed>,
     _umem: Umem,
-    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only kept"))]
     memory: QueueMemory,
     _uar: Arc<Uar>,
     device: Device,
@@ -346,7 +345,6 @@ impl CompletionQueue {
     }
 
     /// The page that it is armed by, where no thread carries the doorbells there.
-    #[cfg(feature = "cuda")]
     pub(crate) fn arm_page(&self) -> Option<&crate::doorbell::DoorbellPage> {
         let armed = self.armed.as_ref()?;
         armed.carried.is_none().then(|| armed.page.page())
@@ -412,7 +410,6 @@ impl CompletionQueue {
     }
 
     /// Its memory, for a GPU to reach.
-    #[cfg(feature = "cuda")]
     pub(crate) fn memory(&self) -> &QueueMemory {
         &self.memory
     }

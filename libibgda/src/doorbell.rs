@@ -11,6 +11,7 @@ use crate::{
     devx::{self, Uar},
     error::Result,
     nic::{Device, Session},
+    processor::HostKind,
     proxy,
     worker::lock,
 };
@@ -46,14 +47,13 @@ impl DoorbellPage {
         }
     }
 
-    /// What it is to CUDA.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn kind(&self) -> crate::cuda::HostKind {
+    /// What it is to a processor.
+    pub(crate) fn kind(&self) -> HostKind {
         match self {
-            Self::Granted { .. } => crate::cuda::HostKind::Doorbell,
-            Self::Proxy(_) => crate::cuda::HostKind::Memory,
+            Self::Granted { .. } => HostKind::Doorbell,
+            Self::Proxy(_) => HostKind::Memory,
             #[cfg(feature = "loopback")]
-            Self::Loopback(_) => crate::cuda::HostKind::Memory,
+            Self::Loopback(_) => HostKind::Memory,
         }
     }
 

@@ -27,6 +27,8 @@ pub enum Source {
     Address,
     /// The model of the loopback route.
     Model,
+    /// The agent of a GPU outside this virtual machine.
+    Agent,
     /// The CUDA driver.
     Cuda {
         /// `CUresult`; 0 when there is no driver to ask.

@@ -48,7 +48,10 @@ pub mod loopback;
 mod memory;
 mod monitor;
 mod nic;
+#[cfg(feature = "outside")]
+pub mod outside;
 mod pci;
+pub mod processor;
 mod proxy;
 mod qp;
 mod queue;
@@ -66,5 +69,6 @@ pub use heap::{HEAP_GRANULE, Heap, HeapBuffer, HeapUsage};
 pub use ibgda_device::{Status, abi};
 pub use memory::{Access, MemoryRegion, PAGE_BYTES, Rounding};
 pub use pci::{Bdf, ParseBdfError};
+pub use processor::Processor;
 pub use qp::{QueuePair, QueuePairOptions};
 pub use route::{Route, RouteReport};

@@ -2,18 +2,18 @@
 //! Memory that the NIC may read and write.
 
 #[cfg(feature = "cuda")]
-use crate::cuda::{self, HostRegistration};
+use crate::cuda;
 use crate::{
     context::Context,
     error::{Error, Result},
     nic::Registration,
+    processor::{self, HostKind, HostRange, Processor, Reached},
 };
 use ibgda_device::abi::ibgda_region;
 use ibgda_verbs_sys::ibv_access_flags;
 use memmap2::{MmapOptions, MmapRaw};
 use std::ptr;
-#[cfg(feature = "cuda")]
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 /// Registrations begin and end on these: a smaller granule would give the NIC bytes that are not meant.
 pub const PAGE_BYTES: u64 = 4096;
@@ -139,8 +139,7 @@ unsafe fn register(
 #[derive(Debug)]
 pub struct MemoryRegion {
     // First, as it ends with the memory.
-    #[cfg(feature = "cuda")]
-    gpu: Mutex<Option<HostRegistration>>,
+    processor: Mutex<Option<(Arc<dyn Processor>, Reached)>>,
     // Before the memory, so that it is taken back before that is unmapped.
     registration: Registration,
     buffer: Option<MmapRaw>,
@@ -160,8 +159,7 @@ impl MemoryRegion {
         // SAFETY: by the contract of `Context::map_device`.
         let registration = unsafe { register(context, start, bytes as usize, access) }?;
         Ok(Self {
-            #[cfg(feature = "cuda")]
-            gpu: Mutex::default(),
+            processor: Mutex::default(),
             registration,
             buffer: None,
             address,
@@ -204,8 +202,7 @@ impl MemoryRegion {
         // SAFETY: the mapping is anonymous, this region's own, and outlives the registration (field order).
         let registration = unsafe { Registration::new(device, address, bytes, access) }?;
         Ok(Self {
-            #[cfg(feature = "cuda")]
-            gpu: Mutex::default(),
+            processor: Mutex::default(),
             registration,
             buffer: Some(buffer),
             address,
@@ -250,7 +247,16 @@ impl MemoryRegion {
     /// `EINVAL`: the memory is the caller's own; `EBUSY`: it was asked for with another GPU; CUDA's of registering it.
     #[cfg(feature = "cuda")]
     pub fn device_pointer_on(&self, gpu: &cuda::Gpu) -> Result<u64> {
-        let what = || format!("region of {} bytes on a GPU", self.length);
+        let processor: Arc<dyn Processor> = Arc::new(gpu.clone());
+        self.pointer_of(&processor)
+    }
+
+    /// The same of any processor.
+    ///
+    /// # Errors
+    /// As of `device_pointer_on`, with the processor's errors.
+    pub fn pointer_of(&self, processor: &Arc<dyn Processor>) -> Result<u64> {
+        let what = || format!("region of {} bytes on {}", self.length, processor.name());
         let buffer = self.buffer.as_ref().ok_or_else(|| {
             Error::argument(
                 what(),
@@ -258,17 +264,21 @@ impl MemoryRegion {
                 "register it with cuMemHostRegister, as its owner",
             )
         })?;
-        let mut slot = crate::worker::lock(&self.gpu);
+        let mut slot = crate::worker::lock(&self.processor);
         match &*slot {
-            Some(there) if there.gpu() == gpu => Ok(there.device_pointer()),
-            Some(_) => Err(cuda::used_by_another(what())),
+            Some((there, reached)) if there.name() == processor.name() => Ok(reached.address()),
+            Some(_) => Err(processor::used_by_another(what())),
             None => {
-                let (address, bytes) = (buffer.as_ptr(), buffer.len());
-                let kind = cuda::HostKind::Memory;
+                let range = HostRange {
+                    address: buffer.as_ptr(),
+                    bytes: buffer.len(),
+                    kind: HostKind::Memory,
+                    bar: None,
+                };
                 // SAFETY: the buffer is this region's, and unmapped after the registration (field order).
-                let new = unsafe { HostRegistration::new(gpu, address, bytes, kind) }?;
-                let pointer = new.device_pointer();
-                *slot = Some(new);
+                let new = unsafe { processor.register(&range) }?;
+                let pointer = new.address();
+                *slot = Some((Arc::clone(processor), new));
                 Ok(pointer)
             }
         }

@@ -11,6 +11,7 @@ use crate::{
     error::Result,
     ifc::{self, Block},
     memory::Access,
+    processor::HostKind,
     proxy,
 };
 use ibgda_verbs_sys::uverbs::UarType;
@@ -80,13 +81,12 @@ impl Session {
     }
 
     /// How the status page is mapped.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn status_kind(&self) -> crate::cuda::HostKind {
+    pub(crate) fn status_kind(&self) -> HostKind {
         match self {
-            Self::Verbs(_) => crate::cuda::HostKind::ReadOnly,
-            Self::Proxy(_) => crate::cuda::HostKind::Memory,
+            Self::Verbs(_) => HostKind::ReadOnly,
+            Self::Proxy(_) => HostKind::Memory,
             #[cfg(feature = "loopback")]
-            Self::Loopback(_) => crate::cuda::HostKind::Memory,
+            Self::Loopback(_) => HostKind::Memory,
         }
     }
 

@@ -2,9 +2,7 @@
 //! Queue pairs: reliable connections whose queues a kernel drives.
 
 #[cfg(feature = "cuda")]
-use crate::cuda::{self, Gpu, GpuQueues, HostKind, HostQueues, HostRange};
-#[cfg(feature = "cuda")]
-use crate::memory::PAGE_BYTES;
+use crate::cuda::Gpu;
 use crate::{
     address::{LinkLayer, QpAddress},
     carrier::Carried,
@@ -15,27 +13,25 @@ use crate::{
     error::{Error, Result, Source},
     hub::Subscription,
     ifc::{self, Block, Field, opcode, path, qp, qpc},
-    memory::Access,
+    memory::{Access, PAGE_BYTES},
     nic::{Object, QueueMemory, Umem},
+    pci::Bdf,
+    processor::{self, HostKind, HostQueues, HostRange, Processor, ProcessorQueues},
     queue::{Handle, depth},
     route::Route,
     worker::Home,
 };
-#[cfg(feature = "cuda")]
-use ibgda_device::abi::ibgda_error;
 use ibgda_device::abi::{
     IBGDA_BLUEFLAME, IBGDA_COLLAPSED, IBGDA_CPU_DOORBELL, IBGDA_READY_FIRST, IBGDA_READY_MOST,
-    IBGDA_RECV_WQE_BYTES, IBGDA_SHARED, IBGDA_WQEBB_BYTES, ibgda_qp,
+    IBGDA_RECV_WQE_BYTES, IBGDA_SHARED, IBGDA_WQEBB_BYTES, ibgda_error, ibgda_qp,
 };
 use ibgda_verbs_sys::uverbs::UarType;
-#[cfg(feature = "cuda")]
-use std::sync::Mutex;
 use std::{
     collections::hash_map::RandomState,
     hash::{BuildHasher, Hasher},
     ptr,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
@@ -138,28 +134,25 @@ impl QueuePairOptions {
 /// A reliable connection.
 #[derive(Debug)]
 pub struct QueuePair {
-    // Dropped in this order: what a GPU has of it, what rings for it, the object, then what that lies in and is rung by.
-    #[cfg(feature = "cuda")]
-    gpu: Mutex<Option<GpuQueues>>,
+    // Dropped in this order: what a processor has of it, what rings for it, the object, then what that lies in and is rung by.
+    processor: Mutex<Option<ProcessorQueues>>,
     carried: Option<Carried>,
     _subscription: Option<Subscription>,
     object: Object,
     _umem: Umem,
-    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only kept"))]
     memory: QueueMemory,
     doorbell: PooledPage,
     send_cq: Arc<CompletionQueue>,
     recv_cq: Option<Arc<CompletionQueue>>,
     handle: Handle<ibgda_qp>,
     /// Of a shared QP, the words in which its posters say which slots are written.
-    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only kept"))]
     ready: Box<[AtomicU64]>,
     options: QueuePairOptions,
     port: u8,
     gid_index: u8,
     // The address of the broker's status page, or the model's. It lives as long as the queue memory.
-    #[cfg(feature = "cuda")]
     status: (usize, HostKind),
+    nic: Bdf,
     address: QpAddress,
     connected: AtomicBool,
     /// The most that `told` of its counters was.
@@ -372,13 +365,12 @@ impl QueuePair {
         // SAFETY: the handle was made just now, and what it points to is not read through this.
         send_cq.stop_at_errors(unsafe { &raw mut (*handle.as_ptr()).limit });
         let pair = Self {
-            #[cfg(feature = "cuda")]
-            gpu: Mutex::default(),
-            #[cfg(feature = "cuda")]
+            processor: Mutex::default(),
             status: (
                 context.session().status_page().expose_provenance(),
                 context.session().status_kind(),
             ),
+            nic: context.pair().nic,
             carried,
             _subscription: subscription,
             object,
@@ -550,16 +542,31 @@ impl QueuePair {
     /// doorbell: the text says what opens its gate.
     #[cfg(feature = "cuda")]
     pub fn device_handle_on(&self, gpu: &Gpu) -> Result<u64> {
-        let mut slot = crate::worker::lock(&self.gpu);
+        let processor: Arc<dyn Processor> = Arc::new(gpu.clone());
+        self.handle_of(&processor)
+    }
+
+    /// The same of any processor: what its kernels post with, in its memory.
+    ///
+    /// # Errors
+    /// As of `device_handle_on`, with the processor's errors.
+    pub fn handle_of(&self, processor: &Arc<dyn Processor>) -> Result<u64> {
+        let mut slot = crate::worker::lock(&self.processor);
         match &*slot {
-            Some(there) if there.gpu() == gpu => return Ok(there.qp()),
-            Some(_) => return Err(cuda::used_by_another(format!("QP {:#x}", self.number()))),
+            Some(there) if there.processor().name() == processor.name() => return Ok(there.qp()),
+            Some(_) => {
+                return Err(processor::used_by_another(format!(
+                    "QP {:#x}",
+                    self.number()
+                )));
+            }
             None => {}
         }
         let memory = |memory: &QueueMemory| HostRange {
             address: memory.address(),
             bytes: memory.len(),
             kind: HostKind::Memory,
+            bar: None,
         };
         let mut ranges = vec![
             memory(&self.memory),
@@ -568,6 +575,7 @@ impl QueuePair {
                 address: ptr::with_exposed_provenance(self.status.0),
                 bytes: PAGE_BYTES as usize,
                 kind: self.status.1,
+                bar: None,
             },
         ];
         ranges.extend(self.recv_cq.iter().map(|cq| memory(cq.memory())));
@@ -579,6 +587,7 @@ impl QueuePair {
             address: page.address(),
             bytes: PAGE_BYTES as usize,
             kind: page.kind(),
+            bar: Some((self.nic, page.bar_offset())),
         }));
         // SAFETY: the handles live as long as `self` and its CQs; no kernel uses them while another handle is asked for.
         let (qp, send_cq, recv_cq) = unsafe {
@@ -593,21 +602,21 @@ impl QueuePair {
             ready: ready.collect(),
             ranges,
         };
-        // SAFETY: all ranges are of this QP, its CQs and what these keep, and outlive `self.gpu` (field order).
-        let new = unsafe { GpuQueues::new(gpu, &host) }?;
+        // SAFETY: all ranges are of this QP, its CQs and what these keep, and outlive `self.processor` (field order).
+        let new = unsafe { ProcessorQueues::new(processor, &host) }?;
         let handle = new.qp();
         *slot = Some(new);
         Ok(handle)
     }
 
-    /// The first error that a kernel on the GPU latched, of the send queue or else of the receive queue; `None` as long as
-    /// there is none, or no handle on a GPU. Waits for kernels of the default stream, as copies from a GPU do.
+    /// The first error that a kernel on the GPU, or another processor, latched, of the send queue or else of the receive
+    /// queue; `None` as long as there is none, or no handle there. Waits for kernels of the default stream, as copies from
+    /// a GPU do.
     ///
     /// # Errors
-    /// CUDA's.
-    #[cfg(feature = "cuda")]
+    /// The processor's.
     pub fn error_on_gpu(&self) -> Result<Option<ibgda_error>> {
-        let slot = crate::worker::lock(&self.gpu);
+        let slot = crate::worker::lock(&self.processor);
         let Some(there) = &*slot else { return Ok(None) };
         match there.error(false)? {
             Some(error) => Ok(Some(error)),

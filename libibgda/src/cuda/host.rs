@@ -4,6 +4,7 @@
 use super::{Gpu, doorbell, error::Explain};
 use crate::{
     error::{Error, Result},
+    processor::HostKind,
     worker::lock,
 };
 use cudarc::driver::sys::{
@@ -15,27 +16,14 @@ use std::{
     sync::{Mutex, MutexGuard},
 };
 
-/// What is registered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HostKind {
-    /// Ordinary memory, a memfd's too.
-    Memory,
-    /// Memory that is mapped for reading only, such as the broker's status page.
-    ReadOnly,
-    /// A doorbell page: MMIO of a NIC.
-    Doorbell,
-}
-
-impl HostKind {
-    fn flags(self) -> u32 {
-        let kind = match self {
-            Self::Memory => 0,
-            Self::ReadOnly => CU_MEMHOSTREGISTER_READ_ONLY,
-            Self::Doorbell => CU_MEMHOSTREGISTER_IOMEMORY,
-        };
-        // Portable: the table below is of the process, and a process may use several GPUs.
-        CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_PORTABLE | kind
-    }
+fn flags(kind: HostKind) -> u32 {
+    let kind = match kind {
+        HostKind::Memory => 0,
+        HostKind::ReadOnly => CU_MEMHOSTREGISTER_READ_ONLY,
+        HostKind::Doorbell => CU_MEMHOSTREGISTER_IOMEMORY,
+    };
+    // Portable: the table below is of the process, and a process may use several GPUs.
+    CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_PORTABLE | kind
 }
 
 /// What this library has registered, by its first byte. CUDA takes a range once, and a status page is of many QPs.
@@ -92,7 +80,7 @@ impl HostRegistration {
                 }
                 None => {
                     // SAFETY: by this function's contract.
-                    unsafe { sys::cuMemHostRegister_v2(pointer, bytes, kind.flags()) }
+                    unsafe { sys::cuMemHostRegister_v2(pointer, bytes, flags(kind)) }
                         .result()
                         .map_err(|error| match kind {
                             HostKind::Doorbell => doorbell::refused(what(), error, start),

@@ -8,14 +8,15 @@ mod dmabuf;
 mod doorbell;
 mod error;
 mod host;
-mod queues;
+mod kernels;
 
+pub use crate::processor::HostKind;
 pub use cudarc;
 pub use dmabuf::DmaBuf;
-pub use host::{HostKind, HostRegistration};
+pub use host::HostRegistration;
+pub use kernels::GpuKernels;
 
 pub(crate) use dmabuf::is_gpu_memory;
-pub(crate) use queues::{GpuQueues, HostQueues, HostRange};
 
 use crate::{
     error::{Error, Result, Source},
@@ -132,17 +133,6 @@ fn initialise() -> Result<()> {
         ));
     }
     result::init().map_err(|error| failed("cuInit", error))
-}
-
-/// One QP, one region is of one GPU.
-pub(crate) fn used_by_another(what: String) -> Error {
-    Error::new(
-        Source::Argument,
-        libc::EBUSY,
-        what,
-        "another GPU has it already",
-        "make one for each GPU",
-    )
 }
 
 /// Whether this process has loaded the driver, whoever did: then pointers may be to GPU memory.
