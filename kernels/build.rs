@@ -11,9 +11,14 @@ use std::{
 /// What the kernels are compiled for. The code of the last is also kept as PTX, for GPUs that come after it.
 const ARCHITECTURES: [u32; 4] = [75, 80, 90, 100];
 
-const KERNELS: &str = "library/transfer.cu";
+/// The sources of kernels in `library/`.
+const KERNELS: [&str; 2] = ["transfer", "steps"];
 /// What the kernels are given.
 const REQUESTS: &str = "library/requests.h";
+
+fn source(name: &str) -> String {
+    format!("library/{name}.cu")
+}
 
 fn main() {
     let include =
@@ -22,8 +27,7 @@ fn main() {
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let types = include.join("ibgda/types.h");
     println!("cargo:rerun-if-changed={}", include.display());
-    println!("cargo:rerun-if-changed={KERNELS}");
-    println!("cargo:rerun-if-changed={REQUESTS}");
+    println!("cargo:rerun-if-changed=library");
     // For the build scripts of dependents that compile kernels: DEP_IBGDA_DEVICE_INCLUDE.
     println!("cargo:include={}", include.display());
 
@@ -44,30 +48,58 @@ fn main() {
         .write_to_file(out.join("requests.rs"))
         .expect("write requests.rs");
 
+    bindgen::Builder::default()
+        .header("library/steps.h")
+        .clang_arg(format!("-I{}", include.display()))
+        .allowlist_type("ibgda_(step|task)")
+        .allowlist_type("ibgda_step_kind")
+        .default_enum_style(bindgen::EnumVariation::Consts)
+        .prepend_enum_name(false)
+        .derive_default(true)
+        .layout_tests(true)
+        .generate()
+        .expect("bindgen over library/steps.h (install libclang)")
+        .write_to_file(out.join("steps.rs"))
+        .expect("write steps.rs");
+
     if env::var_os("CARGO_FEATURE_CUDA").is_some() {
-        let image = match nvcc() {
-            Some(nvcc) => {
-                fat_binary(&nvcc, &include, &out.join("kernels.fatbin"));
-                "Some(include_bytes!(concat!(env!(\"OUT_DIR\"), \"/kernels.fatbin\")))"
-            }
-            None => "None",
-        };
-        fs::write(out.join("image.rs"), image).expect("write image.rs");
+        let nvcc = nvcc();
+        for name in KERNELS {
+            let image = match &nvcc {
+                Some(nvcc) => {
+                    let file = format!("{name}.fatbin");
+                    fat_binary(nvcc, &include, &out.join(&file), &source(name));
+                    format!("Some(include_bytes!(concat!(env!(\"OUT_DIR\"), \"/{file}\")))")
+                }
+                None => "None".to_owned(),
+            };
+            fs::write(out.join(format!("{name}-image.rs")), image).expect("write the image");
+        }
     }
     #[cfg(feature = "cpu-kernels")]
-    cc::Build::new()
-        .cpp(true)
-        .std("c++17")
-        .flag("-xc++")
-        // Nothing of it needs the C++ library, which programs would then depend on.
-        .cpp_link_stdlib(None)
-        .flag("-fno-exceptions")
-        .flag("-fno-rtti")
-        .define("IBGDA_HOST", None)
-        .include(&include)
-        .extra_warnings(true)
-        .file(KERNELS)
-        .compile("ibgda_kernels");
+    for (library, fault) in [
+        ("ibgda_kernels", None),
+        ("ibgda_kernels_blind", Some("IBGDA_PLANTED_BLIND")),
+    ] {
+        let mut build = cc::Build::new();
+        build
+            .cpp(true)
+            .std("c++17")
+            .flag("-xc++")
+            // Nothing of it needs the C++ library, which programs would then depend on.
+            .cpp_link_stdlib(None)
+            .flag("-fno-exceptions")
+            .flag("-fno-rtti")
+            .define("IBGDA_HOST", None)
+            .include(&include)
+            .extra_warnings(true)
+            .file(source("steps"));
+        match fault {
+            Some(fault) => build.define(fault, None),
+            None => build.file(source("transfer")),
+        };
+        build.compile(library);
+    }
 }
 
 fn bindings(header: &str) -> bindgen::Builder {
@@ -92,7 +124,7 @@ fn nvcc() -> Option<PathBuf> {
     }
 }
 
-fn fat_binary(nvcc: &Path, include: &Path, output: &Path) {
+fn fat_binary(nvcc: &Path, include: &Path, output: &Path, source: &str) {
     let mut command = Command::new(nvcc);
     command.args(["-O3", "-std=c++17", "-lineinfo", "-fatbin"]);
     for architecture in ARCHITECTURES {
@@ -102,7 +134,7 @@ fn fat_binary(nvcc: &Path, include: &Path, output: &Path) {
     let last = ARCHITECTURES[ARCHITECTURES.len() - 1];
     let ptx = format!("arch=compute_{last},code=compute_{last}");
     command.args(["-gencode", &ptx]).arg("-I").arg(include);
-    command.arg("-o").arg(output).arg(KERNELS);
+    command.arg("-o").arg(output).arg(source);
     let status = command.status().unwrap_or_else(|error| {
         panic!(
             "{}: {error}. NVCC says which nvcc; an empty NVCC leaves the kernels to NVRTC",

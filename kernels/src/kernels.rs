@@ -7,6 +7,7 @@ pub mod cpu;
 pub mod gpu;
 #[cfg(feature = "cuda")]
 pub mod nvrtc;
+pub mod steps;
 
 /// Their source, which includes the device header.
 pub const SOURCE: &str = concat!(

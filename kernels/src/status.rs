@@ -24,6 +24,9 @@ impl Status {
     pub const REMOTE_ACCESS: Self = Self(ibgda_status::IBGDA_ERR_REMOTE_ACCESS);
     /// Flushed behind an earlier failure.
     pub const WR_FLUSHED: Self = Self(ibgda_status::IBGDA_ERR_WR_FLUSHED);
+    /// The peer answered none of the tries: it is gone, or the link is cut.
+    pub const TRANSPORT_RETRY_EXCEEDED: Self =
+        Self(ibgda_status::IBGDA_ERR_TRANSPORT_RETRY_EXCEEDED);
 
     /// `Ok` for success.
     ///

@@ -6,7 +6,7 @@ use crate::{
     Status,
     abi::{ibgda_qp, ibgda_region},
 };
-use std::{thread, time::Duration};
+use std::{ffi::c_void, thread, time::Duration};
 
 unsafe extern "C" {
     fn ibgda_kernel_put_blocks(
@@ -20,7 +20,18 @@ unsafe extern "C" {
     fn ibgda_kernel_wait(qp: *mut ibgda_qp, timeout_ns: u64, result: *mut u32);
     fn ibgda_kernel_jobs(jobs: *mut ibgda_job);
     fn ibgda_kernel_streams(streams: *mut ibgda_stream);
+    fn ibgda_kernel_steps(task: *const c_void, block: u32);
+    fn ibgda_kernel_steps_blind(task: *const c_void, block: u32);
 }
+
+/// A kernel of one argument, and the number of its block.
+pub type Kernel = unsafe extern "C" fn(*const c_void, u32);
+
+/// Those of [`steps`](super::steps), by name: the kernel, and the same with a header that does not look at the status page.
+pub const STEPS: &[(&str, Kernel)] = &[
+    ("ibgda_kernel_steps", ibgda_kernel_steps),
+    ("ibgda_kernel_steps_blind", ibgda_kernel_steps_blind),
+];
 
 /// A QP on its way to the thread that stands in for the GPU.
 struct Handle(*mut ibgda_qp);

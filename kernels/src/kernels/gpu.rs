@@ -16,7 +16,7 @@ use cudarc::{
 use std::{fmt, sync::Arc, time::Duration};
 
 /// What nvcc made of the kernels when this crate was built, for several architectures; `None` where there was no nvcc.
-pub const IMAGE: Option<&[u8]> = include!(concat!(env!("OUT_DIR"), "/image.rs"));
+pub const IMAGE: Option<&[u8]> = include!(concat!(env!("OUT_DIR"), "/transfer-image.rs"));
 
 /// Where code comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,13 +87,23 @@ pub fn load(context: &Arc<CudaContext>) -> Result<(Arc<CudaModule>, Origin), Err
 /// # Errors
 /// As of [`load`].
 pub fn load_from(context: &Arc<CudaContext>, origin: Origin) -> Result<Arc<CudaModule>, Error> {
+    load_one(context, origin, IMAGE, SOURCE)
+}
+
+/// The code of one source, by nvcc or by NVRTC.
+pub(super) fn load_one(
+    context: &Arc<CudaContext>,
+    origin: Origin,
+    image: Option<&[u8]>,
+    source: &str,
+) -> Result<Arc<CudaModule>, Error> {
     let image = match origin {
-        Origin::Nvcc => IMAGE.ok_or(Error::NoImage)?.to_vec(),
+        Origin::Nvcc => image.ok_or(Error::NoImage)?.to_vec(),
         Origin::Nvrtc => {
             let (major, minor) = context
                 .compute_capability()
                 .map_err(|error| Error::Driver("cuDeviceGetAttribute", error))?;
-            nvrtc::compile(SOURCE, &format!("sm_{major}{minor}"))?.image
+            nvrtc::compile(source, &format!("sm_{major}{minor}"))?.image
         }
     };
     context
