@@ -197,9 +197,10 @@ mod tests {
         let runs = [(0x13000, 1), (0x10000, 2), (0x13000, 1)];
         let mapped = space.map(Kind::Memory, &runs).expect("memory of the guest");
         assert_eq!(mapped.bytes() as u64, 4 * PAGE);
-        // SAFETY: mapped just now.
-        let first =
-            |page: usize| unsafe { mapped.start().add(page * PAGE as usize).read_volatile() };
+        let first = |page: usize| {
+            // SAFETY: mapped just now.
+            unsafe { mapped.start().add(page * PAGE as usize).read_volatile() }
+        };
         assert_eq!([0, 1, 2, 3].map(first), [4, 1, 2, 4]);
         // One page at two places is one page.
         // SAFETY: as above, and written by nobody else.
