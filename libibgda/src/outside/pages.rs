@@ -41,8 +41,11 @@ pub(super) unsafe fn frames(range: &HostRange) -> Result<Vec<(u64, u64)>> {
             unsafe { at.read_volatile() };
         } else {
             // A page that was never written has no frame of its own: it is the kernel's page of zeros.
-            // SAFETY: as above; atomics bear any sharing, and this one changes nothing.
-            unsafe { AtomicU8::from_ptr(at) }.fetch_or(0, Ordering::Relaxed);
+            // SAFETY: as above; atomics bear any sharing.
+            let byte = unsafe { AtomicU8::from_ptr(at) };
+            let value = byte.load(Ordering::Relaxed);
+            // A write that changes nothing. (Compilers make a load of an atomic or with 0.)
+            let _ = byte.compare_exchange(value, value, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
     let file = File::open(MAP).map_err(|error| io(MAP, &error))?;
