@@ -14,7 +14,8 @@ pub struct QpCounters {
     /// Send slots that kernels have reserved. Of a shared QP a reservation that waits for room counts, and is taken
     /// back when none comes.
     pub posted: u64,
-    /// Of these, the NIC was told of by the doorbell record.
+    /// Of these, the NIC was told of by the doorbell record. Of a QP in exported memory, which the host does not read,
+    /// those that are known to have succeeded.
     pub told: u64,
     /// Of these, known to have succeeded: as far as a kernel has looked at the CQ.
     pub completed: u64,
@@ -49,22 +50,25 @@ fn told(posted: u64, record: u16) -> u64 {
 }
 
 /// # Safety
-/// The handle, its CQs and its record are valid; kernels may use them meanwhile.
-pub(crate) unsafe fn read(qp: *const ibgda_qp, shared: bool) -> QpCounters {
+/// The handle and its CQs are valid, and its record if it is to be read; kernels may use them meanwhile.
+pub(crate) unsafe fn read(qp: *const ibgda_qp, shared: bool, reads_record: bool) -> QpCounters {
     /// `shared.h`: how the publisher's word of a shared QP is made.
     const TIRED: u64 = 2;
     // SAFETY: by this function's contract; what is constant of the handle is read as it is.
     unsafe {
         let (send_cq, recv_cq) = ((*qp).send_cq, (*qp).recv_cq);
         // The record before the producer, which is then not behind it.
-        let record = AtomicU32::from_ptr((*qp).doorbell_record.add(1)).load(Ordering::Acquire);
+        let record = reads_record
+            .then(|| AtomicU32::from_ptr((*qp).doorbell_record.add(1)).load(Ordering::Acquire));
         let completed = word(&raw const (*send_cq).completed);
         let failed = status(send_cq) != 0;
         let publisher = word(&raw const (*qp).publisher);
         let rung = word(&raw const (*qp).rung);
         let posted = word(&raw const (*qp).producer);
         let told = match publisher {
-            _ if !shared => told(posted, u32::from_be(record) as u16),
+            _ if !shared => record.map_or(completed, |record| {
+                told(posted, u32::from_be(record) as u16)
+            }),
             word if word & TIRED != 0 => rung,
             word => word >> 2,
         };
@@ -138,18 +142,20 @@ mod tests {
             carried: 0,
         };
         // SAFETY: all of it is alive, here and below.
-        assert_eq!(unsafe { read(&qp, false) }, expected);
+        assert_eq!(unsafe { read(&qp, false, true) }, expected);
+        // SAFETY: as above; the record is not read.
+        assert_eq!(unsafe { read(&qp, false, false) }.told, 6);
         // SAFETY: as above.
-        assert_eq!(unsafe { read(&qp, true) }.told, 5, "a tired teller's");
+        assert_eq!(unsafe { read(&qp, true, true) }.told, 5, "a tired teller's");
         qp.publisher = 7 << 2;
         // SAFETY: as above.
-        assert_eq!(unsafe { read(&qp, true) }.told, 7);
+        assert_eq!(unsafe { read(&qp, true, true) }.told, 7);
 
         qp.recv_cq = ptr::null_mut();
         // SAFETY: `qp` points to it, and no reference to it is used.
         unsafe { (*qp.send_cq).error.status = 0x113 };
         // SAFETY: as above.
-        let counters = unsafe { read(&qp, false) };
+        let counters = unsafe { read(&qp, false, true) };
         assert_eq!((counters.failed, counters.recv_completed), (3, 0));
     }
 }

@@ -6,10 +6,11 @@ use crate::{
     context::Context,
     doorbell::PooledPage,
     error::{Error, Result, Source},
+    exported::{ExportedMemory, Place},
     hub::{Arrivals, Subscription},
     ifc::{self, Block, cqc, create_cq, opcode},
     monitor::Watched,
-    nic::{Device, Object, QueueMemory, Uar, Umem},
+    nic::{Device, Object, Uar, Umem},
     queue::{Handle, depth},
     worker::Home,
 };
@@ -24,8 +25,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Ownership byte of a completion that nobody has written: kind 15, invalid.
-const CQE_NEVER_WRITTEN: u8 = 0xf0;
 /// Lines of 64 bytes behind the ring: the doorbell record, the counter of events, a doorbell that a thread carries.
 const LINE: usize = 64;
 /// Consumer indices of doorbell records have 24 bits.
@@ -46,6 +45,17 @@ pub struct CompletionQueueOptions {
     /// The NIC keeps one completion, the last (`IBGDA_COLLAPSED`): nothing is lost that a poller of a send queue needs but
     /// lengths and immediates, and it has less to look at. For send queues only, and without events.
     pub collapsed: bool,
+    /// Where it lies; else in memory of the host that the broker gives. Without events then, since the host does not read
+    /// it.
+    pub memory: Option<Arc<ExportedMemory>>,
+}
+
+impl CompletionQueueOptions {
+    /// Bytes that such a queue takes: the ring, and lines of 64 bytes behind it.
+    pub fn memory_bytes(&self) -> usize {
+        let lines = if self.events { 3 } else { 1 };
+        self.depth as usize * IBGDA_CQE_BYTES as usize + lines * LINE
+    }
 }
 
 impl Default for CompletionQueueOptions {
@@ -54,6 +64,7 @@ impl Default for CompletionQueueOptions {
             depth: 128,
             events: false,
             collapsed: false,
+            memory: None,
         }
     }
 }
@@ -77,7 +88,7 @@ pub struct CompletionQueue {
     object: Object,
     armed: Option<Armed>,
     _umem: Umem,
-    memory: QueueMemory,
+    memory: Place,
     _uar: Arc<Uar>,
     device: Device,
     handle: Handle<ibgda_cq>,
@@ -90,6 +101,13 @@ impl CompletionQueue {
     pub(crate) fn create(context: &Context, options: &CompletionQueueOptions) -> Result<Self> {
         let entries = options.depth;
         let log = depth("CQ", entries, 1)?;
+        if options.memory.is_some() && options.events {
+            return Err(Error::argument(
+                format!("CQ of {entries} entries in exported memory, and with events"),
+                "who waits on the host looks at the queue, which may be a GPU's",
+                "choose one of the two",
+            ));
+        }
         if options.collapsed && options.events {
             return Err(Error::argument(
                 format!("CQ of {entries} entries, collapsed and with events"),
@@ -102,18 +120,16 @@ impl CompletionQueue {
             .then(|| context.doorbells().take(UarType::NonCached))
             .transpose()?;
         let ring_bytes = entries as usize * IBGDA_CQE_BYTES as usize;
-        let lines = if options.events { 3 } else { 1 };
-        let memory = QueueMemory::alloc(context.session(), ring_bytes + lines * LINE)?;
+        let session = context.session();
+        let memory = Place::take(
+            session,
+            options.memory.as_ref(),
+            options.memory_bytes(),
+            ring_bytes,
+        )?;
         let ring = memory.address();
-        for entry in 0..entries as usize {
-            // SAFETY: inside the ring; nobody else knows the memory yet.
-            unsafe {
-                ring.add(entry * IBGDA_CQE_BYTES as usize + 63)
-                    .write(CQE_NEVER_WRITTEN)
-            };
-        }
         // SAFETY: the UMEM is dropped before the memory (field order), and only the queue's protocol touches it.
-        let umem = unsafe { Umem::register(context.device(), ring, memory.len()) }?;
+        let umem = unsafe { memory.register(context.device()) }?;
 
         let field = |field: ifc::Field| field.at(ifc::CREATE_CQ_CQC);
         let uar = Arc::clone(context.uar());
@@ -410,7 +426,7 @@ impl CompletionQueue {
     }
 
     /// Its memory, for a GPU to reach.
-    pub(crate) fn memory(&self) -> &QueueMemory {
+    pub(crate) fn memory(&self) -> &Place {
         &self.memory
     }
 

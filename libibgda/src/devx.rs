@@ -556,6 +556,37 @@ impl Umem {
         })
     }
 
+    /// As `register`, of part of a dma-buf.
+    pub(crate) fn of_dmabuf(
+        device: &Arc<Device>,
+        file: BorrowedFd<'_>,
+        offset: u64,
+        bytes: usize,
+    ) -> Result<Self> {
+        device.check_ours("register a UMEM")?;
+        let mut input = sys::mlx5dv_devx_umem_in {
+            // The kernel takes it for an offset.
+            addr: ptr::without_provenance_mut(offset as usize),
+            size: bytes,
+            access: sys::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0,
+            // Whatever page size suits.
+            pgsz_bitmap: u64::MAX & !(crate::PAGE_BYTES - 1),
+            comp_mask: sys::mlx5dv_devx_umem_in_mask::MLX5DV_UMEM_MASK_DMABUF.into(),
+            dmabuf_fd: file.as_raw_fd(),
+        };
+        // SAFETY: the context is open, and the argument is read only; the kernel keeps the dma-buf as long as the UMEM lives.
+        let umem = unsafe { sys::mlx5dv_devx_umem_reg_ex(device.context.as_ptr(), &mut input) };
+        let umem = NonNull::new(umem).ok_or_else(|| {
+            Error::last_verbs(format!(
+                "mlx5dv_devx_umem_reg_ex ({bytes} bytes at offset {offset:#x} of a dma-buf)"
+            ))
+        })?;
+        Ok(Self {
+            device: Arc::clone(device),
+            umem,
+        })
+    }
+
     pub(crate) fn id(&self) -> u32 {
         // SAFETY: registered, and libmlx5 does not change it.
         unsafe { self.umem.as_ref() }.umem_id

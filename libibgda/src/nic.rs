@@ -17,7 +17,7 @@ use crate::{
 use ibgda_verbs_sys::uverbs::UarType;
 #[cfg(feature = "cuda")]
 use std::os::fd::AsFd as _;
-use std::sync::Arc;
+use std::{os::fd::BorrowedFd, sync::Arc};
 
 macro_rules! sides {
     ($($(#[$attribute:meta])* $name:ident = $verbs:ty, $proxy:ty, $loopback:ty;)*) => {
@@ -211,6 +211,25 @@ impl Umem {
                 loopback::Umem::register(device, address, bytes).map(Self::Loopback)
             }
         }
+    }
+
+    /// Part of a dma-buf, which only a NIC reaches by itself.
+    pub(crate) fn of_dmabuf(
+        device: &Device,
+        file: BorrowedFd<'_>,
+        offset: u64,
+        bytes: usize,
+    ) -> Result<Self> {
+        let Device::Verbs(device) = device else {
+            return Err(crate::Error::new(
+                crate::Source::Argument,
+                libc::EOPNOTSUPP,
+                format!("a queue in a dma-buf with {}", device.name()),
+                "on routes loopback and proxy a thread reads the queue, in the process's own memory",
+                "leave the queue where the library puts it",
+            ));
+        };
+        devx::Umem::of_dmabuf(device, file, offset, bytes).map(Self::Verbs)
     }
 
     pub(crate) fn id(&self) -> u32 {

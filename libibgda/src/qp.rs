@@ -11,10 +11,11 @@ use crate::{
     cq::CompletionQueue,
     doorbell::PooledPage,
     error::{Error, Result, Source},
+    exported::{ExportedMemory, Place},
     hub::Subscription,
     ifc::{self, Block, Field, opcode, path, qp, qpc},
     memory::{Access, PAGE_BYTES},
-    nic::{Object, QueueMemory, Umem},
+    nic::{Object, Umem},
     pci::Bdf,
     processor::{self, HostKind, HostQueues, HostRange, Processor, ProcessorQueues},
     queue::{Handle, depth},
@@ -22,8 +23,8 @@ use crate::{
     worker::Home,
 };
 use ibgda_device::abi::{
-    IBGDA_BLUEFLAME, IBGDA_COLLAPSED, IBGDA_CPU_DOORBELL, IBGDA_READY_FIRST, IBGDA_READY_MOST,
-    IBGDA_RECV_WQE_BYTES, IBGDA_SHARED, IBGDA_WQEBB_BYTES, ibgda_error, ibgda_qp,
+    IBGDA_BLUEFLAME, IBGDA_COLLAPSED, IBGDA_CPU_DOORBELL, IBGDA_ON_GPU, IBGDA_READY_FIRST,
+    IBGDA_READY_MOST, IBGDA_RECV_WQE_BYTES, IBGDA_SHARED, IBGDA_WQEBB_BYTES, ibgda_error, ibgda_qp,
 };
 use ibgda_verbs_sys::uverbs::UarType;
 use std::{
@@ -64,8 +65,12 @@ pub struct QueuePairOptions {
     /// Many threads of a kernel post and wait at the same time (`IBGDA_SHARED` of the device header); else one at a time.
     pub shared: bool,
     /// The doorbell page is write-combining, so that a kernel may send a request along with its doorbell
-    /// (`IBGDA_BLUEFLAME`); it need not. Where the NIC and the platform can, and not on route cpu-doorbell.
+    /// (`IBGDA_BLUEFLAME`); it need not. Where the NIC and the platform can, and on route direct.
     pub blueflame: bool,
+    /// Where send queue, receive queue and doorbell record lie: in the memory of the GPU that posts, whose kernels then
+    /// need `IBGDA_ON_GPU`, and whose fences cost less; else in memory of the host that the broker gives. Not on route
+    /// cpu-doorbell. The host does not read it: [`QpCounters::told`] is then what is known to be complete.
+    pub memory: Option<Arc<ExportedMemory>>,
     /// How long a kernel's post may wait for a slot of a full ring.
     pub post_timeout: Duration,
     /// Transport timeout: 4.096 µs × 2^n before a retry, 1 to 31.
@@ -84,6 +89,7 @@ impl Default for QueuePairOptions {
             access: Access::all(),
             shared: false,
             blueflame: false,
+            memory: None,
             post_timeout: Duration::from_secs(2),
             ack_timeout: 14,
             retry_count: 7,
@@ -93,11 +99,23 @@ impl Default for QueuePairOptions {
 }
 
 impl QueuePairOptions {
+    /// Bytes that the queues of such a QP take: the receive queue, the send queue, and two lines of 64 bytes behind them.
+    pub fn memory_bytes(&self) -> usize {
+        self.record() + 128
+    }
+
+    /// Where the doorbell record begins.
+    fn record(&self) -> usize {
+        let (recv, send) = (self.recv_depth as usize, self.send_depth as usize);
+        recv * IBGDA_RECV_WQE_BYTES as usize + send * IBGDA_WQEBB_BYTES as usize
+    }
+
     /// As the handles say it, of a context on this route, but for what is of its CQ.
     fn mode(&self, route: Route) -> u32 {
         [
             (self.shared, IBGDA_SHARED),
             (self.blueflame, IBGDA_BLUEFLAME),
+            (self.memory.is_some(), IBGDA_ON_GPU),
             (route.is_by_word(), IBGDA_CPU_DOORBELL),
         ]
         .into_iter()
@@ -140,7 +158,7 @@ pub struct QueuePair {
     _subscription: Option<Subscription>,
     object: Object,
     _umem: Umem,
-    memory: QueueMemory,
+    memory: Place,
     doorbell: PooledPage,
     send_cq: Arc<CompletionQueue>,
     recv_cq: Option<Arc<CompletionQueue>>,
@@ -224,6 +242,13 @@ impl QueuePair {
                 "leave blueflame (IBGDA_BLUEFLAME) out, or take route direct",
             ));
         }
+        if options.memory.is_some() && context.route().is_by_word() {
+            return Err(Error::argument(
+                format!("create_qp in exported memory on route {}", context.route()),
+                "a thread looks for its doorbells in the queue's memory, which the host does not read",
+                "leave memory out, or take route direct",
+            ));
+        }
         if let Some(cq) = recv_cq.filter(|cq| cq.is_collapsed()) {
             return Err(Error::argument(
                 format!("create_qp with CQ {:#x} for receives", cq.number()),
@@ -260,11 +285,12 @@ impl QueuePair {
         // Receive queue, send queue, then the doorbell record in a cache line of its own, and a word for doorbells that
         // a thread carries in another.
         let recv_bytes = (options.recv_depth * IBGDA_RECV_WQE_BYTES) as usize;
-        let record = recv_bytes + (options.send_depth * IBGDA_WQEBB_BYTES) as usize;
-        let memory = QueueMemory::alloc(context.session(), record + 128)?;
+        let record = options.record();
+        let session = context.session();
+        let memory = Place::take(session, options.memory.as_ref(), options.memory_bytes(), 0)?;
         let base = memory.address();
         // SAFETY: the UMEM is dropped before the memory (field order), and only the queue's protocol touches it.
-        let umem = unsafe { Umem::register(context.device(), base, memory.len()) }?;
+        let umem = unsafe { memory.register(context.device()) }?;
 
         let (rq_type, log_rq) = match options.recv_depth {
             0 => (RQ_TYPE_NONE, 0),
@@ -518,7 +544,10 @@ impl QueuePair {
             return QpCounters::default();
         }
         // SAFETY: the handle and all that it names live as long as `self`.
-        let mut counters = unsafe { counters::read(self.handle.as_ptr(), self.options.shared) };
+        let mut counters = unsafe {
+            let reads_record = self.options.memory.is_none();
+            counters::read(self.handle.as_ptr(), self.options.shared, reads_record)
+        };
         // While tellers of a shared QP relieve each other, only what was told for certain is known.
         counters.told = counters
             .told
@@ -562,23 +591,25 @@ impl QueuePair {
             }
             None => {}
         }
-        let memory = |memory: &QueueMemory| HostRange {
-            address: memory.address(),
-            bytes: memory.len(),
-            kind: HostKind::Memory,
+        let mut ranges = vec![HostRange {
+            address: ptr::with_exposed_provenance(self.status.0),
+            bytes: PAGE_BYTES as usize,
+            kind: self.status.1,
             bar: None,
-        };
-        let mut ranges = vec![
-            memory(&self.memory),
-            memory(self.send_cq.memory()),
-            HostRange {
-                address: ptr::with_exposed_provenance(self.status.0),
-                bytes: PAGE_BYTES as usize,
-                kind: self.status.1,
+        }];
+        let mut there = Vec::new();
+        let name = processor.name();
+        let cqs = [Some(&self.send_cq), self.recv_cq.as_ref()];
+        let cqs = cqs.into_iter().flatten();
+        for place in cqs.map(|cq| cq.memory()).chain([&self.memory]) {
+            there.extend(place.of_processor(&name)?);
+            ranges.extend(place.of_host().map(|memory| HostRange {
+                address: memory.address(),
+                bytes: memory.len(),
+                kind: HostKind::Memory,
                 bar: None,
-            },
-        ];
-        ranges.extend(self.recv_cq.iter().map(|cq| memory(cq.memory())));
+            }));
+        }
         // Where a thread carries the doorbells, their word lies in the queues' memory, and the page is not the GPU's.
         let own = self.carried.is_none().then(|| self.doorbell.page());
         let cqs = [Some(&self.send_cq), self.recv_cq.as_ref()];
@@ -601,6 +632,7 @@ impl QueuePair {
             recv_cq,
             ready: ready.collect(),
             ranges,
+            there,
         };
         // SAFETY: all ranges are of this QP, its CQs and what these keep, and outlive `self.processor` (field order).
         let new = unsafe { ProcessorQueues::new(processor, &host) }?;

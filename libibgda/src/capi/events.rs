@@ -50,6 +50,7 @@ fn options(call: &str, attr: &ibgda_cq_attr) -> Result<CompletionQueueOptions> {
         },
         events: attr.flags & IBGDA_CQ_EVENTS != 0,
         collapsed: attr.flags & IBGDA_CQ_COLLAPSED != 0,
+        ..defaults
     })
 }
 

@@ -151,6 +151,11 @@ impl DmaBuf {
         self.address
     }
 
+    /// The dma-buf alone.
+    pub(crate) fn into_file(self) -> OwnedFd {
+        self.file
+    }
+
     /// Length in bytes.
     pub fn len(&self) -> usize {
         self.bytes

@@ -24,9 +24,38 @@ const LOOK: Duration = Duration::from_micros(50);
 
 /// GPU memory of this library's own.
 #[derive(Debug)]
-struct DeviceMemory {
+pub(crate) struct DeviceMemory {
     gpu: Gpu,
     address: CUdeviceptr,
+}
+
+impl DeviceMemory {
+    pub(crate) fn alloc(gpu: &Gpu, bytes: usize) -> Result<Self> {
+        gpu.enter(|| {
+            // SAFETY: it is filled before it is used.
+            let address = unsafe { result::malloc_sync(bytes) }
+                .explain(|| format!("cuMemAlloc of {bytes} bytes"))?;
+            let gpu = gpu.clone();
+            Ok(Self { gpu, address })
+        })
+    }
+
+    pub(crate) fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    pub(crate) fn address(&self) -> CUdeviceptr {
+        self.address
+    }
+
+    /// Sets bytes, which lie inside.
+    pub(crate) fn fill(&self, from: usize, bytes: usize, value: u8) -> Result<()> {
+        self.gpu.enter(|| {
+            // SAFETY: inside, and no kernel uses it yet.
+            unsafe { result::memset_d8_sync(self.address + from as u64, value, bytes) }
+                .explain(|| format!("cuMemsetD8 of {bytes} bytes"))
+        })
+    }
 }
 
 impl Drop for DeviceMemory {
@@ -54,13 +83,8 @@ impl Processor for Gpu {
     }
 
     fn alloc(&self, bytes: usize) -> Result<Reached> {
-        self.enter(|| {
-            // SAFETY: it is filled before it is used.
-            let address = unsafe { result::malloc_sync(bytes) }
-                .explain(|| format!("cuMemAlloc of {bytes} bytes"))?;
-            let gpu = self.clone();
-            Ok(Reached::new(address, DeviceMemory { gpu, address }))
-        })
+        let memory = DeviceMemory::alloc(self, bytes)?;
+        Ok(Reached::new(memory.address, memory))
     }
 
     unsafe fn write(&self, to: u64, bytes: &[u8]) -> Result<()> {

@@ -17,6 +17,7 @@ pub use host::HostRegistration;
 pub use kernels::GpuKernels;
 
 pub(crate) use dmabuf::is_gpu_memory;
+pub(crate) use kernels::DeviceMemory;
 
 use crate::{
     error::{Error, Result, Source},

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use ibgda_device::abi::{ibgda_cq, ibgda_error, ibgda_qp};
 use std::{
     mem::{offset_of, size_of},
-    slice,
+    ops, slice,
     sync::Arc,
 };
 
@@ -20,6 +20,8 @@ pub(crate) struct HostQueues {
     pub(crate) ready: Vec<u64>,
     /// Whatever the pointers of these point into, but for the handles themselves and the ready words.
     pub(crate) ranges: Vec<HostRange>,
+    /// Or point into: memory of the processor, whose addresses stay.
+    pub(crate) there: Vec<ops::Range<u64>>,
 }
 
 /// The handles in one piece of the processor's memory: the QP, its send CQ, its receive CQ, the ready words.
@@ -43,9 +45,10 @@ const SEND_CQ: usize = size_of::<ibgda_qp>();
 const RECV_CQ: usize = SEND_CQ + size_of::<ibgda_cq>();
 const READY: usize = RECV_CQ + size_of::<ibgda_cq>();
 
-fn translate<T>(ranges: &[Range], pointer: *const T) -> Result<*mut T> {
-    if pointer.is_null() {
-        return Ok(std::ptr::null_mut());
+fn translate<T>(there: &[ops::Range<u64>], ranges: &[Range], pointer: *const T) -> Result<*mut T> {
+    let address = pointer.addr() as u64;
+    if pointer.is_null() || there.iter().any(|range| range.contains(&address)) {
+        return Ok(device(address));
     }
     let found = ranges.iter().find_map(|range| {
         let offset = pointer.addr().checked_sub(range.start)?;
@@ -79,14 +82,15 @@ impl ProcessorQueues {
             });
         }
         let handles = processor.alloc(READY + size_of_val(host.ready.as_slice()))?;
+        let there = host.there.as_slice();
         let at = |offset: usize| handles.address() + offset as u64;
         let cq = |cq: &ibgda_cq, limit: *mut u64| -> Result<ibgda_cq> {
             Ok(ibgda_cq {
-                ring: translate(&ranges, cq.ring)?,
-                doorbell_record: translate(&ranges, cq.doorbell_record)?,
-                status_page: translate(&ranges, cq.status_page)?,
-                arm_doorbell: translate(&ranges, cq.arm_doorbell)?,
-                events: translate(&ranges, cq.events)?,
+                ring: translate(there, &ranges, cq.ring)?,
+                doorbell_record: translate(there, &ranges, cq.doorbell_record)?,
+                status_page: translate(there, &ranges, cq.status_page)?,
+                arm_doorbell: translate(there, &ranges, cq.arm_doorbell)?,
+                events: translate(there, &ranges, cq.events)?,
                 limit,
                 ..*cq
             })
@@ -97,10 +101,10 @@ impl ProcessorQueues {
         let recv_cq = recv_cq.map(|queue| cq(queue, std::ptr::null_mut()));
         let recv_cq = recv_cq.transpose()?;
         let qp = ibgda_qp {
-            send_ring: translate(&ranges, host.qp.send_ring)?,
-            recv_ring: translate(&ranges, host.qp.recv_ring)?,
-            doorbell_record: translate(&ranges, host.qp.doorbell_record)?,
-            doorbell: translate(&ranges, host.qp.doorbell)?,
+            send_ring: translate(there, &ranges, host.qp.send_ring)?,
+            recv_ring: translate(there, &ranges, host.qp.recv_ring)?,
+            doorbell_record: translate(there, &ranges, host.qp.doorbell_record)?,
+            doorbell: translate(there, &ranges, host.qp.doorbell)?,
             send_cq: device(at(SEND_CQ)),
             recv_cq: match recv_cq {
                 Some(_) => device(at(RECV_CQ)),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Queues of other kinds than the usual: collapsed CQs, BlueFlame doorbell pages.
+//! Queues of other kinds than the usual: collapsed CQs, BlueFlame doorbell pages, queues in a dma-buf.
 
 use crate::{
     link::{self, Link, PATIENCE, connect, open},
@@ -7,14 +7,22 @@ use crate::{
 };
 use anyhow::{Context as _, Result, ensure};
 use ibgda::{
-    Access, CompletionQueueOptions, Context, QueuePair, QueuePairOptions, Route, Status,
+    Access, CompletionQueueOptions, Context, ExportedMemory, QueuePair, QueuePairOptions, Route,
+    Status,
     abi::{
-        IBGDA_BLUEFLAME, IBGDA_COLLAPSED, IBGDA_CPU_DOORBELL, IBGDA_SHARED, ibgda_error, ibgda_qp,
-        ibgda_status,
+        IBGDA_BLUEFLAME, IBGDA_COLLAPSED, IBGDA_CPU_DOORBELL, IBGDA_ON_GPU, IBGDA_SHARED,
+        ibgda_error, ibgda_qp, ibgda_status,
     },
 };
 use ibgda_test_kernels::test_clock_ns;
-use std::ptr::null_mut;
+use memmap2::{MmapOptions, MmapRaw};
+use std::{
+    fs::File,
+    io,
+    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    ptr::null_mut,
+    sync::Arc,
+};
 
 unsafe extern "C" {
     /// Of libibgda: by the handle's mode.
@@ -35,6 +43,7 @@ const COLLAPSED: CompletionQueueOptions = CompletionQueueOptions {
     depth: 16,
     events: false,
     collapsed: true,
+    memory: None,
 };
 
 fn options() -> QueuePairOptions {
@@ -224,6 +233,197 @@ fn a_request_goes_along_with_its_doorbell_through_a_blueflame_page() -> Result<(
     let error: &ibgda::Error = error.downcast_ref().context("of the library")?;
     ensure!(
         error.errno() == libc::EINVAL && error.to_string().contains("carries"),
+        "{error}"
+    );
+    Ok(())
+}
+
+/// Pages of a memfd, mapped here and exported by udmabuf: what a GPU's memory is to the NIC and to who posts.
+struct Udmabuf {
+    map: MmapRaw,
+    file: OwnedFd,
+}
+
+impl Udmabuf {
+    fn new(bytes: usize) -> Result<Self> {
+        let bytes = bytes.next_multiple_of(4096);
+        // SAFETY: a new descriptor, owned at once.
+        let memfd = unsafe {
+            let memfd = libc::memfd_create(c"queue".as_ptr(), libc::MFD_ALLOW_SEALING);
+            ensure!(memfd >= 0, "memfd: {}", io::Error::last_os_error());
+            File::from(OwnedFd::from_raw_fd(memfd))
+        };
+        memfd.set_len(bytes as u64)?;
+        // SAFETY: takes no pointer.
+        let sealed =
+            unsafe { libc::fcntl(memfd.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_SHRINK) };
+        ensure!(sealed == 0, "seal: {}", io::Error::last_os_error());
+        /// `struct udmabuf_create` and `UDMABUF_CREATE`.
+        #[repr(C)]
+        struct Create {
+            memfd: u32,
+            flags: u32,
+            offset: u64,
+            size: u64,
+        }
+        const CREATE: libc::Ioctl = 0x4018_7542;
+        let device = File::options()
+            .read(true)
+            .write(true)
+            .open("/dev/udmabuf")?;
+        let create = Create {
+            memfd: memfd.as_raw_fd() as u32,
+            flags: 0,
+            offset: 0,
+            size: bytes as u64,
+        };
+        // SAFETY: the argument is udmabuf's.
+        let file = unsafe { libc::ioctl(device.as_raw_fd(), CREATE, &create) };
+        ensure!(file >= 0, "udmabuf: {}", io::Error::last_os_error());
+        Ok(Self {
+            map: MmapOptions::new().len(bytes).map_raw(&memfd)?,
+            // SAFETY: new, and owned by nobody else.
+            file: unsafe { OwnedFd::from_raw_fd(file) },
+        })
+    }
+
+    fn memory(&self, offset: u64) -> Result<Arc<ExportedMemory>> {
+        // SAFETY: the tests keep the mapping until all queues are gone, and use each part of it for one queue.
+        Ok(unsafe {
+            ExportedMemory::mapped(
+                self.file.try_clone()?,
+                offset,
+                self.map.as_mut_ptr().add(offset as usize),
+                self.map.len() - offset as usize,
+            )
+        }?)
+    }
+}
+
+#[test]
+fn queues_lie_in_a_dma_buf() -> Result<()> {
+    let machine = Machine::take();
+    for depth in [16, 1024] {
+        let mut qp_options = QueuePairOptions {
+            send_depth: depth,
+            recv_depth: 4,
+            ..options()
+        };
+        let mut cq_options = CompletionQueueOptions {
+            depth,
+            ..Default::default()
+        };
+        // A page before them, so that an offset counts.
+        let queues = Udmabuf::new(4096 + qp_options.memory_bytes())?;
+        let completions = Udmabuf::new(cq_options.memory_bytes())?;
+        // What is there before must not matter.
+        for dmabuf in [&queues, &completions] {
+            // SAFETY: no queue is there yet.
+            unsafe { dmabuf.map.as_mut_ptr().write_bytes(0x11, dmabuf.map.len()) };
+        }
+        qp_options.memory = Some(queues.memory(4096)?);
+        cq_options.memory = Some(completions.memory(0)?);
+
+        let (near, far) = (
+            open(&machine, 0, Route::Direct)?,
+            open(&machine, 1, Route::Direct)?,
+        );
+        let source = near.alloc(1 << 18, Access::all())?;
+        let target = far.alloc(1 << 18, Access::all())?;
+        let send_cq = near.create_cq_with(&cq_options)?;
+        let recv_cq = near.create_cq(4)?;
+        let qp = near.create_qp(&qp_options, &send_cq, Some(&recv_cq))?;
+        ensure!(mode(&qp) == IBGDA_ON_GPU, "{:#x}", mode(&qp));
+        let peer = link::make_qp(
+            &far,
+            &QueuePairOptions {
+                recv_depth: 4,
+                ..options()
+            },
+        )?;
+        connect(&qp, &peer)?;
+        // SAFETY: constant after creation.
+        let ring = unsafe { (*qp.device_handle()).send_ring };
+        let from = queues.map.as_mut_ptr().wrapping_add(4096);
+        ensure!((from..from.wrapping_add(4096)).contains(&ring), "{ring:p}");
+        let mut link = Link {
+            near,
+            far,
+            source,
+            target,
+            qp,
+            peer,
+        };
+        link.moves_data()?;
+        let counters = link.qp.counters();
+        ensure!(counters.told == counters.completed, "{counters:?}");
+        link.fails_at_a_wrong_rkey(false)?;
+
+        // Neither is used twice, even when its queue is gone.
+        let again = link
+            .near
+            .create_cq_with(&cq_options)
+            .err()
+            .context("twice")?;
+        ensure!(again.errno() == libc::EBUSY, "{again}");
+        drop(link);
+        drop(send_cq);
+        // SAFETY: the queues are gone; so nobody writes there.
+        let first = unsafe { queues.map.as_ptr().read() };
+        ensure!(first == 0x11, "the page before the queue was written");
+    }
+    Ok(())
+}
+
+#[test]
+fn exported_memory_is_refused_where_it_cannot_be() -> Result<()> {
+    let machine = Machine::take();
+    let context = open(&machine, 0, Route::Direct)?;
+    let dmabuf = Udmabuf::new(8192)?;
+    // SAFETY: nothing is made in it.
+    let unaligned = unsafe {
+        ExportedMemory::mapped(dmabuf.file.try_clone()?, 8, dmabuf.map.as_mut_ptr(), 4096)
+    };
+    ensure!(unaligned.err().context("offset 8")?.errno() == libc::EINVAL);
+    let of = |depth, events, memory: &Arc<ExportedMemory>| CompletionQueueOptions {
+        depth,
+        events,
+        collapsed: false,
+        memory: Some(Arc::clone(memory)),
+    };
+    let memory = dmabuf.memory(0)?;
+    for (options, words) in [
+        (of(1024, false, &memory), "does not fit"),
+        (of(16, true, &memory), "with events"),
+    ] {
+        let error = context.create_cq_with(&options).err().context(words)?;
+        ensure!(
+            error.errno() == libc::EINVAL && error.to_string().contains(words),
+            "{error}"
+        );
+    }
+    // A file that is no dma-buf.
+    let null = OwnedFd::from(File::open("/dev/null")?);
+    // SAFETY: the NIC is given no such memory.
+    let memory = unsafe { ExportedMemory::mapped(null, 0, dmabuf.map.as_mut_ptr(), 8192) }?;
+    let error = context
+        .create_cq_with(&of(16, false, &memory))
+        .err()
+        .context("/dev/null")?;
+    ensure!(error.to_string().contains("umem_reg_ex"), "{error}");
+
+    let carried = open(&machine, 0, Route::CpuDoorbell)?;
+    let options = QueuePairOptions {
+        memory: Some(dmabuf.memory(0)?),
+        ..options()
+    };
+    let cq = carried.create_cq(16)?;
+    let error = carried
+        .create_qp(&options, &cq, None)
+        .err()
+        .context("carried")?;
+    ensure!(
+        error.errno() == libc::EINVAL && error.to_string().contains("cpu-doorbell"),
         "{error}"
     );
     Ok(())
