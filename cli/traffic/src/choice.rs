@@ -5,8 +5,8 @@ use anyhow::{Result, bail};
 use ibgda::{Bdf, Context, OpenOptions, Route};
 use ibgda_cli::machine::{Machine, Nic, list};
 
-/// The loopback route does not look at the GPU.
-const ANY_GPU: Bdf = Bdf {
+/// For routes that need no GPU.
+pub const ANY_GPU: Bdf = Bdf {
     domain: 0,
     bus: 0,
     device: 0,
@@ -82,6 +82,8 @@ impl Arguments {
         let gpu = match (self.gpu, machine.gpus.as_slice()) {
             (Some(gpu), _) => gpu,
             (None, [gpu]) => bdf(gpu.bdf),
+            // A route that needs none is left, and libibgda knows.
+            (None, []) if self.route == Route::Auto || self.route == Route::Proxy => ANY_GPU,
             (None, gpus) => bail!(
                 "which GPU is to ring? say --gpu BDF; GPUs here: {}; without one: --route loopback",
                 list(gpus.iter().map(|gpu| gpu.bdf.to_string()))
@@ -153,7 +155,7 @@ mod tests {
         assert!(error.to_string().contains("say --nic NAME"), "{error}");
         let named = Arguments {
             nic: Some("mlx5_0".into()),
-            ..asked()
+            ..direct
         };
         let error = named.choose(&nothing()).expect_err("which GPU?");
         assert!(
@@ -176,5 +178,11 @@ mod tests {
             ("mlx5_0".to_owned(), "mlx5_0".to_owned())
         );
         assert_eq!((choice.gpu, choice.route), (gpu, Route::Auto));
+        let without = Arguments {
+            nic: Some("rxe0".into()),
+            ..asked()
+        };
+        let choice = without.choose(&nothing()).expect("route proxy needs none");
+        assert_eq!(choice.gpu, ANY_GPU);
     }
 }

@@ -25,9 +25,17 @@ pub fn difference(seen: &[u8], expected: &[u8]) -> Option<usize> {
     Some(place.unwrap_or(seen.len().min(expected.len())))
 }
 
+/// Seeds that are not given are short enough to be typed in again, and for numbers in JSON.
+const SEEDS: u64 = 1 << 32;
+
+/// A seed that nobody has chosen.
+pub fn random_seed() -> u64 {
+    fastrand::u64(..SEEDS)
+}
+
 /// The seed after this one, for the next round or run.
 pub fn next_seed(seed: u64) -> u64 {
-    fastrand::Rng::with_seed(seed).u64(..)
+    fastrand::Rng::with_seed(seed).u64(..SEEDS)
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `ibgda route`: which route libibgda would take.
 
-use crate::choice::bdf;
+use crate::choice::{ANY_GPU, bdf};
 use anyhow::Result;
 use ibgda::{Bdf, Context, Error, OpenOptions, Route, cuda::Gpu};
 use ibgda_cli::{
@@ -99,12 +99,14 @@ struct Document {
 
 /// Runs it.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
-    let machine = Machine::read(&Root::new("/"));
+    let root = Root::new("/");
+    let machine = Machine::read(&root);
+    let devices = root.names("sys/class/infiniband");
     let document = Document {
         version: 1,
         asked_for: arguments.route.name(),
         routes: Route::all().iter().map(|route| route.name()).collect(),
-        pairs: pairs(arguments, &machine)?
+        pairs: pairs(arguments, &machine, &devices)?
             .into_iter()
             .map(|(gpu, nic)| ask(gpu, nic, arguments.route))
             .collect(),
@@ -122,24 +124,33 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     })
 }
 
-/// The pairs to ask for: what is named, whether sysfs shows it or not, and all that sysfs shows of what is not.
-fn pairs(arguments: &Arguments, machine: &Machine) -> Result<Vec<(Bdf, String)>> {
-    if arguments.route == Route::Loopback {
+/// The pairs to ask for: what is named, whether sysfs shows it or not, and all that sysfs shows of what is not. `devices` are
+/// all verbs devices, among them those of no PCI function.
+fn pairs(
+    arguments: &Arguments,
+    machine: &Machine,
+    devices: &[String],
+) -> Result<Vec<(Bdf, String)>> {
+    let (first, route) = (machine.gpus.first(), arguments.route);
+    if route == Route::Loopback {
         let nic = arguments.nic.as_deref().unwrap_or("loopback0");
-        let gpu = arguments
-            .gpu
-            .or_else(|| Some(bdf(machine.gpus.first()?.bdf)));
-        let nowhere = "0000:00:00.0".parse().expect("an address");
-        return Ok(vec![(gpu.unwrap_or(nowhere), nic.to_owned())]);
+        let gpu = arguments.gpu.or(first.map(|gpu| bdf(gpu.bdf)));
+        return Ok(vec![(gpu.unwrap_or(ANY_GPU), nic.to_owned())]);
     }
     let gpus = match arguments.gpu {
         Some(gpu) => vec![gpu],
+        None if first.is_none() && [Route::Auto, Route::Proxy].contains(&route) => vec![ANY_GPU],
         None => machine.gpus.iter().map(|gpu| bdf(gpu.bdf)).collect(),
     };
-    let nics = match &arguments.nic {
+    let mut nics: Vec<String> = match &arguments.nic {
         Some(nic) => vec![nic.clone()],
         None => machine.nics.iter().map(name).collect(),
     };
+    if arguments.nic.is_none() {
+        let known = nics.clone();
+        let others = devices.iter().filter(|device| !known.contains(device));
+        nics.extend(others.cloned());
+    }
     anyhow::ensure!(
         !gpus.is_empty() && !nics.is_empty(),
         "no pair of GPU and NIC; GPUs here: {}; NICs: {}; the model needs neither: --route loopback",
@@ -274,7 +285,7 @@ mod tests {
 
     #[test]
     fn a_machine_without_pairs_says_what_it_has() {
-        let error = pairs(&arguments(Route::Auto), &nothing()).expect_err("no pair");
+        let error = pairs(&arguments(Route::Auto), &nothing(), &[]).expect_err("no pair");
         let error = error.to_string();
         assert!(
             error.contains("GPUs here: none; NICs: none") && error.contains("--route loopback"),
@@ -283,8 +294,16 @@ mod tests {
     }
 
     #[test]
+    fn verbs_devices_of_no_function_are_asked_for_too() {
+        let devices = ["rxe0".to_owned()];
+        let asked = pairs(&arguments(Route::Auto), &nothing(), &devices).expect("one");
+        assert_eq!(asked, [(ANY_GPU, "rxe0".to_owned())]);
+        pairs(&arguments(Route::Direct), &nothing(), &devices).expect_err("it needs a GPU");
+    }
+
+    #[test]
     fn the_model_has_its_route_and_no_other() {
-        let asked = pairs(&arguments(Route::Loopback), &nothing()).expect("the model");
+        let asked = pairs(&arguments(Route::Loopback), &nothing(), &[]).expect("the model");
         assert_eq!(asked.len(), 1);
         let answer = ask(asked[0].0, asked[0].1.clone(), Route::Loopback);
         assert_eq!(answer.route, Some("loopback"));

@@ -113,7 +113,8 @@ impl Run<'_> {
     /// The times of `count` WRITEs of `bytes` bytes, one after the other; fewer after Ctrl-C.
     pub fn latency(&mut self, bytes: u64, count: u64) -> Result<Vec<u64>> {
         let mut times = Vec::new();
-        while (times.len() as u64) < count && !self.stop.asked() {
+        // One round at least, of what is asked for at all.
+        while (times.len() as u64) < count && (times.is_empty() || !self.stop.asked()) {
             let slots = self.slots(bytes, (count - times.len() as u64).min(ROUND) + WARM)?;
             let warm = WARM.min(slots.count - 1);
             self.prepare(slots)?;
@@ -165,7 +166,7 @@ impl Run<'_> {
         );
         let qps = self.near.qps.len() as u64;
         let mut rate = Rate::default();
-        while rate.count < count && !self.stop.asked() {
+        while rate.count < count && (rate.count == 0 || !self.stop.asked()) {
             let mut slots = self.slots(bytes, (count - rate.count).min(BURST).max(qps))?;
             // The same number for each.
             slots.count -= slots.count % qps;

@@ -9,7 +9,7 @@ mod tcp;
 use crate::{
     choice::{self, Choice},
     ends::{self, DEPTH, End},
-    files, picture,
+    files, pattern, picture,
     poster::{On, Poster},
     progress,
     stop::Stop,
@@ -217,7 +217,7 @@ fn post(arguments: &Arguments, choice: &Choice, stop: &Stop) -> Result<ExitCode>
         posted_by: poster.name(),
         poster: poster.to_string(),
         note: choice.note,
-        seed: arguments.seed.unwrap_or_else(|| fastrand::u64(..)),
+        seed: arguments.seed.unwrap_or_else(pattern::random_seed),
         verified_bytes: 0,
         interrupted: false,
         latency: Vec::new(),
@@ -277,8 +277,14 @@ fn measure(
         bar.set_length(arguments.count);
         bar.set_message(format!("{what}, {}", units::show_bytes(bytes)));
     };
+    let mut begun = false;
+    // What was begun is told; nothing more is begun after Ctrl-C.
+    let mut goes_on = || !std::mem::replace(&mut begun, true) || !stop.asked();
     if arguments.wants(What::Latency) {
         for bytes in arguments.sizes(&[8]) {
+            if !goes_on() {
+                break;
+            }
             begin("latency", bytes);
             let times = run.latency(bytes, arguments.count)?;
             document.latency.extend(LatencyRow::of(bytes, &times));
@@ -286,6 +292,9 @@ fn measure(
     }
     if arguments.wants(What::Rate) {
         for bytes in arguments.sizes(&RATE_SIZES) {
+            if !goes_on() {
+                break;
+            }
             begin("rate", bytes);
             let rate = run.rate(bytes, arguments.count, arguments.batch)?;
             document.rate.extend(RateRow::of(

@@ -5,7 +5,7 @@ mod compare;
 mod verbs;
 
 use crate::{
-    choice, files,
+    choice, files, pattern,
     picture::{self, Panel, Series},
     poster::{On, Poster},
     progress,
@@ -141,7 +141,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let stop = Stop::on_signals()?;
     let mut lanes = Lanes::open(&choice, arguments.max_size, arguments.timeout)?;
     let poster = Poster::choose(arguments.on, Some(choice.gpu), lanes.qp())?;
-    let seed = arguments.seed.unwrap_or_else(|| fastrand::u64(..));
+    let seed = arguments.seed.unwrap_or_else(pattern::random_seed);
     eprintln!(
         "shadow: {} to {}, route {}, seed {seed}; the GPU's path is posted by {poster}\n{}",
         lanes.names()[0],

@@ -7,7 +7,7 @@ mod round;
 
 use crate::{
     choice::{self, Choice},
-    files,
+    files, pattern,
     poster::On,
     progress,
     stop::Stop,
@@ -125,7 +125,7 @@ fn begin(arguments: &Arguments) -> Result<(Choice, Report)> {
         arguments.max_size,
         arguments.time.as_secs(),
     );
-    let seed = arguments.seed.unwrap_or_else(|| fastrand::u64(..));
+    let seed = arguments.seed.unwrap_or_else(pattern::random_seed);
     Ok((choice, Report::new(plan, seed)))
 }
 

@@ -276,3 +276,52 @@ pub fn loss_as_error(lost: &[Lost], failed: &str) -> anyhow::Error {
         .collect();
     anyhow!("{}; {failed}", nics.join(", "))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ibgda::loopback;
+
+    #[test]
+    fn a_pair_that_is_lost_comes_back() {
+        let choice = Choice {
+            nic: "loopback1".into(),
+            peer_nic: "loopback2".into(),
+            gpu: "0000:00:00.0".parse().expect("an address"),
+            route: Route::Loopback,
+            note: None,
+        };
+        let settings = Settings {
+            on: On::Cpu,
+            qps: 2,
+            layout: Layout::new(4096),
+            timeout: Duration::from_secs(10),
+        };
+        let mut pair = Pair::open(&choice, settings).expect("the model");
+        let mut rounds = [0, 1].map(|index| Round::new(settings.layout, index));
+        let mut random = fastrand::Rng::with_seed(3);
+        let mut round = |pair: &mut Pair| pair.round(&mut random, &mut rounds).expect("run");
+        assert!(matches!(round(&mut pair), Outcome::Good));
+        loopback::lose("loopback1").expect("it is there");
+        let Outcome::Failed(why) = round(&mut pair) else {
+            panic!("the NIC is gone");
+        };
+        assert!(why.contains("IBGDA_ERR_NIC_LOST"), "{why}");
+        let lost = pair.lost();
+        assert_eq!((lost.len(), lost[0].nic.as_str()), (1, "loopback1"));
+        let text = loss_as_error(&lost, "why").to_string();
+        assert!(
+            text.contains("loopback1 was lost (NIC reset); why"),
+            "{text}"
+        );
+        let back = thread::spawn(|| {
+            thread::sleep(Duration::from_millis(100));
+            loopback::recover("loopback1")
+        });
+        let mut pair = pair
+            .recover(&choice, Duration::from_secs(20))
+            .expect("it is back");
+        back.join().expect("no panic").expect("it was lost");
+        assert!(matches!(round(&mut pair), Outcome::Good));
+    }
+}
