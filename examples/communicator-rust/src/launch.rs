@@ -26,7 +26,7 @@ pub struct Launch {
     /// NICs, separated by spaces; rank r has the one at place r, counted round. The loopback route has its own.
     #[arg(long, env = "IBGDA_NICS", default_value = "")]
     pub nics: String,
-    /// How doorbells get to the NIC: auto, direct, cpu-doorbell or loopback.
+    /// How doorbells get to the NIC: auto, direct, cpu-doorbell, proxy or loopback.
     #[arg(long, default_value_t = Route::Auto)]
     pub route: Route,
     /// Where kernels run: cpu or gpu.

@@ -19,7 +19,7 @@ fn program(arguments: &[&str]) -> Command {
 #[test]
 fn processes_exchange_blocks_on_every_route() -> Result<()> {
     let _allowed = allow_all();
-    for route in ["direct", "cpu-doorbell"] {
+    for route in ["direct", "cpu-doorbell", "proxy"] {
         let said = Said::by(&mut program(&[
             "--ranks", "4", "--rounds", "5", "--route", route,
         ]))?;
