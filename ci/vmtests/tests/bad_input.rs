@@ -85,7 +85,7 @@ impl Machine {
             port: 1,
             nic: self.nics[nic].as_ptr(),
             gpu: self.gpu.as_ptr(),
-            route: IBGDA_ROUTE_AUTO,
+            route: IBGDA_ROUTE_DIRECT,
             reserved: 0,
         }
     }

@@ -23,7 +23,7 @@
 use anyhow::{Context as _, Result};
 use ibgda::{
     Access, AsyncEvent, Context, MemoryRegion, OpenOptions, QpAddress, QueuePair, QueuePairOptions,
-    Status, abi::IBGDA_NO_DOORBELL,
+    Route, Status, abi::IBGDA_NO_DOORBELL,
 };
 use ibgda_test_kernels::{Poller, Poster};
 use serde_json::{Value, json};
@@ -210,7 +210,11 @@ fn open() -> Result<Side> {
     let (Some(gpu), Some(nic)) = (words.next(), words.next()) else {
         anyhow::bail!("usage: one-side GPU NIC");
     };
-    let context = Context::open(&OpenOptions::new(nic, gpu.parse()?))?;
+    // With any other, auto would find one that needs neither the broker nor permission.
+    let context = Context::open(&OpenOptions {
+        route: Route::Direct,
+        ..OpenOptions::new(nic, gpu.parse()?)
+    })?;
     let (told, heard) = channel();
     context.on_error(move |event| {
         let _ = told.send(event.clone());
