@@ -10,6 +10,7 @@ pub mod fuzz;
 pub mod machine;
 pub mod monitor;
 pub mod pair;
+pub mod plain;
 pub mod process;
 pub mod rdma;
 pub mod side;

@@ -73,6 +73,37 @@ impl Verbs {
         self.pd.as_ptr()
     }
 
+    /// LID of its port.
+    pub(crate) fn lid(&self) -> u64 {
+        let mut port = sys::ibv_port_attr::default();
+        // SAFETY: the context is open; the attribute is written only.
+        let errno = unsafe { sys::___ibv_query_port(self.context(), 1, &mut port) };
+        assert_eq!(errno, 0, "ibv_query_port");
+        port.lid.into()
+    }
+
+    /// The EQ of completion vector 0.
+    pub(crate) fn eqn(&self) -> u64 {
+        let mut eqn = 0;
+        // SAFETY: as above.
+        let errno = unsafe { sys::mlx5dv_devx_query_eqn(self.context(), 0, &mut eqn) };
+        assert_eq!(errno, 0, "mlx5dv_devx_query_eqn");
+        eqn.into()
+    }
+
+    /// Firmware's number of the protection domain.
+    pub(crate) fn pdn(&self) -> u64 {
+        let (mut out, mut object) = (sys::mlx5dv_pd::default(), sys::mlx5dv_obj::default());
+        object.pd.in_ = self.pd();
+        object.pd.out = &mut out;
+        // SAFETY: only the PD part is asked for, and it is filled in.
+        let errno = unsafe {
+            sys::mlx5dv_init_obj(&mut object, sys::mlx5dv_obj_type::MLX5DV_OBJ_PD.into())
+        };
+        assert_eq!(errno, 0, "mlx5dv_init_obj");
+        out.pdn.into()
+    }
+
     /// Registers a mapping's memory, for as long as the result lives.
     pub fn register(&self, address: *mut u8, length: usize) -> Registration<'_> {
         let access = sys::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE
@@ -141,16 +172,16 @@ impl Drop for Verbs {
 }
 
 /// A firmware command: big-endian fields at (byte, bit, width).
-struct Command(Vec<u8>);
+pub(crate) struct Command(Vec<u8>);
 
-type Field = (usize, usize, usize);
+pub(crate) type Field = (usize, usize, usize);
 
 impl Command {
-    fn new(opcode: u16, bytes: usize) -> Self {
+    pub(crate) fn new(opcode: u16, bytes: usize) -> Self {
         Self(vec![0; bytes]).set((0, 0, 16), opcode.into())
     }
 
-    fn set(mut self, (byte, bit, width): Field, value: u64) -> Self {
+    pub(crate) fn set(mut self, (byte, bit, width): Field, value: u64) -> Self {
         assert!(
             width == 64 || value >> width == 0,
             "{value:#x} does not fit into {width} bits"
@@ -167,13 +198,13 @@ impl Command {
 
 /// A firmware object.
 #[derive(Debug)]
-struct Object {
+pub(crate) struct Object {
     object: NonNull<sys::mlx5dv_devx_obj>,
-    number: u32,
+    pub(crate) number: u32,
 }
 
 impl Object {
-    fn create(verbs: &Verbs, command: Command) -> Self {
+    pub(crate) fn create(verbs: &Verbs, command: Command) -> Self {
         let mut answer = [0; 16];
         // SAFETY: both buffers have the lengths given.
         let object = unsafe {
@@ -194,7 +225,7 @@ impl Object {
         }
     }
 
-    fn modify(&self, command: Command) {
+    pub(crate) fn modify(&self, command: Command) {
         let mut answer = [0_u8; 16];
         // SAFETY: both buffers have the lengths given.
         let errno = unsafe {
@@ -218,7 +249,25 @@ impl Drop for Object {
 }
 
 #[derive(Debug)]
-struct Umem(NonNull<sys::mlx5dv_devx_umem>);
+pub(crate) struct Umem(NonNull<sys::mlx5dv_devx_umem>);
+
+impl Umem {
+    /// # Safety
+    /// The memory outlives the UMEM.
+    pub(crate) unsafe fn register(verbs: &Verbs, address: *mut u8, bytes: usize) -> Self {
+        let write = sys::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE;
+        // SAFETY: by this function's contract.
+        let umem = unsafe {
+            sys::mlx5dv_devx_umem_reg(verbs.context.as_ptr(), address.cast(), bytes, write.0)
+        };
+        Self(NonNull::new(umem).expect("register memory for queues"))
+    }
+
+    pub(crate) fn id(&self) -> u64 {
+        // SAFETY: registered.
+        unsafe { self.0.as_ref() }.umem_id.into()
+    }
+}
 
 impl Drop for Umem {
     fn drop(&mut self) {
@@ -291,37 +340,11 @@ impl<'a> Loopback<'a> {
         for entry in 0..1 << LOG_ENTRIES {
             queues.0[CQ + entry * 64 + 63] = 0xf0;
         }
-        let write = sys::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE;
-        let (mut port, mut eqn, mut out) =
-            (sys::ibv_port_attr::default(), 0, sys::mlx5dv_pd::default());
-        // SAFETY: the memory lives longer than its registrations, by the order of `drop`; the rest is written only.
-        let umem = unsafe {
-            assert_eq!(
-                sys::___ibv_query_port(verbs.context.as_ptr(), 1, &mut port),
-                0
-            );
-            assert_eq!(
-                sys::mlx5dv_devx_query_eqn(verbs.context.as_ptr(), 0, &mut eqn),
-                0
-            );
-            let mut object = sys::mlx5dv_obj::default();
-            object.pd.in_ = verbs.pd.as_ptr();
-            object.pd.out = &mut out;
-            assert_eq!(
-                sys::mlx5dv_init_obj(&mut object, sys::mlx5dv_obj_type::MLX5DV_OBJ_PD.into()),
-                0
-            );
-            sys::mlx5dv_devx_umem_reg(
-                verbs.context.as_ptr(),
-                queues.0.as_mut_ptr().cast(),
-                QUEUE_BYTES,
-                write.0,
-            )
-        };
-        let umem = Umem(NonNull::new(umem).expect("register the queues' memory"));
+        let (lid, eqn, pdn) = (verbs.lid(), verbs.eqn(), verbs.pdn());
+        // SAFETY: the memory lives longer than its registrations, by the order of `drop`.
+        let umem = unsafe { Umem::register(verbs, queues.0.as_mut_ptr(), QUEUE_BYTES) };
         let mr = verbs.register(memory.0.as_mut_ptr(), PAGE);
-        // SAFETY: registered.
-        let umem_id = u64::from(unsafe { umem.0.as_ref() }.umem_id);
+        let umem_id = umem.id();
 
         // Places are those of mlx5_ifc.h: cqc at 0x10, qpc at 0x18, its primary address path at 0x18 in it.
         let cq = Object::create(
@@ -334,7 +357,7 @@ impl<'a> Loopback<'a> {
                 .set((0x14, 0, 32), umem_id)
                 .set((0x1c, 3, 5), LOG_ENTRIES)
                 .set((0x1d, 0, 24), uar.page_id.into())
-                .set((0x24, 0, 32), eqn.into())
+                .set((0x24, 0, 32), eqn)
                 .set((0x48, 0, 64), CQ_RECORD as u64),
         );
         const QPC: usize = 0x18;
@@ -346,7 +369,7 @@ impl<'a> Loopback<'a> {
                 .set((0x108, 0, 32), umem_id)
                 .set((0x10c, 0, 1), 1)
                 .set((QPC + 0x02, 3, 2), 3)
-                .set((QPC + 0x05, 0, 24), out.pdn.into())
+                .set((QPC + 0x05, 0, 24), pdn)
                 .set((QPC + 0x0a, 1, 4), LOG_ENTRIES)
                 .set((QPC + 0x0d, 0, 24), uar.page_id.into())
                 .set((QPC + 0x7d, 0, 24), cq.number.into())
@@ -369,7 +392,7 @@ impl<'a> Loopback<'a> {
                 .set((QPC + 0x08, 0, 3), 1)
                 .set((QPC + 0x08, 3, 5), 30)
                 .set((QPC + 0x15, 0, 24), qp.number.into())
-                .set((PATH + 0x06, 0, 16), port.lid.into()),
+                .set((PATH + 0x06, 0, 16), lid),
         );
         qp.modify(
             change(0x504)
