@@ -6,6 +6,7 @@
 #![allow(missing_docs)]
 
 pub mod broker;
+pub mod confined;
 pub mod fuzz;
 pub mod machine;
 pub mod monitor;
