@@ -4,71 +4,14 @@
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
 use ibgda_vmtests::machine::{
     self, Allowed, ask_model, entry_path, gpus, nics, unbind_mlx5_ib, wait_for_rdma,
 };
+use ibgda_vmtests::said::{PROGRAM, Said, ibgda};
 use serde_json::Value;
-
-const PROGRAM: &str = "/opt/ibgda/bin/ibgda";
-
-/// What a run said, and how it ended.
-#[derive(Debug)]
-struct Said {
-    status: i32,
-    output: String,
-    errors: String,
-}
-
-impl Said {
-    fn new(output: Output) -> Result<Self> {
-        Ok(Self {
-            status: output.status.code().context("a signal ended it")?,
-            output: String::from_utf8(output.stdout)?,
-            errors: String::from_utf8(output.stderr)?,
-        })
-    }
-
-    fn ended_with(self, status: i32) -> Result<Self> {
-        ensure!(
-            self.status == status,
-            "status {} instead of {status}: {self:#?}",
-            self.status
-        );
-        Ok(self)
-    }
-
-    fn output_has(&self, words: &str) -> Result<&Self> {
-        ensure!(
-            self.output.contains(words),
-            "{words:?} is missing: {self:#?}"
-        );
-        Ok(self)
-    }
-
-    fn errors_have(&self, words: &str) -> Result<&Self> {
-        ensure!(
-            self.errors.contains(words),
-            "{words:?} is missing: {self:#?}"
-        );
-        Ok(self)
-    }
-
-    fn json(&self) -> Result<Value> {
-        serde_json::from_str(&self.output).with_context(|| format!("no JSON: {self:#?}"))
-    }
-}
-
-fn ibgda(arguments: &[&str]) -> Result<Said> {
-    Said::new(
-        Command::new(PROGRAM)
-            .args(arguments)
-            .output()
-            .context(PROGRAM)?,
-    )
-}
 
 /// The same as a user who is nobody.
 fn as_nobody(arguments: &[&str]) -> Result<Said> {
