@@ -8,6 +8,8 @@
 packages_build() {
     local lock
     quiet_step "the ibgda command" in_rootfs cargo build --release "${CARGO_LOCKED[@]}" -p ibgda-cli --bin ibgda
+    # By itself: built together with others, libibgda has the features that those want.
+    quiet_step "its part that opens NICs" in_rootfs cargo build --release "${CARGO_LOCKED[@]}" -p ibgda-traffic
     quiet_step "libibgda" in_rootfs cargo build --release "${CARGO_LOCKED[@]}" -p libibgda
     PACKAGES=$(checkout_dir target)/packages
     exec {lock}>"$PACKAGES.lock"
@@ -19,8 +21,9 @@ packages_build() {
 
 packages_make() {
     in_rootfs install -D -s -m 755 /target/release/ibgda /target/packages/programs/ibgda
+    in_rootfs install -D -s -m 755 /target/release/ibgda-traffic /target/packages/programs/ibgda-traffic
     in_rootfs install -D -m 644 /target/release/libibgda.a /target/packages/programs/libibgda.a
-    packages_crates ibgda-cli >"$PACKAGES/programs/ibgda.crates"
+    { packages_crates ibgda-cli && packages_crates ibgda-traffic; } | LC_ALL=C sort -u >"$PACKAGES/programs/ibgda.crates"
     packages_crates libibgda >"$PACKAGES/programs/libibgda.crates"
     in_rootfs sh packaging/build /target/packages /target/packages/programs
 }
