@@ -459,7 +459,7 @@ fn arguments_are_refused_by_name() -> Result<()> {
     };
     check(&[
         ("CQ of 0", libc::EINVAL, "0", make_cq(0)),
-        ("CQ of 3", libc::EINVAL, "power of two", make_cq(3)),
+        ("CQ of 3", libc::EINVAL, "powers of two", make_cq(3)),
         ("CQ of 65536", libc::EINVAL, "65536", make_cq(1 << 16)),
         (
             "CQ of 2^32-1",
@@ -491,7 +491,7 @@ fn arguments_are_refused_by_name() -> Result<()> {
         (
             "depth 3",
             libc::EINVAL,
-            "power of two",
+            "powers of two",
             make_qp(&|attr| attr.send_depth = 3, small, none),
         ),
         (
@@ -525,15 +525,15 @@ fn arguments_are_refused_by_name() -> Result<()> {
             make_qp(&|attr| attr.access = 8, small, none),
         ),
         (
-            "mode 4",
+            "mode 2^30",
             libc::EINVAL,
-            "mode is 0x4",
-            make_qp(&|attr| attr.mode = 4, small, none),
+            "mode 0x40000000",
+            make_qp(&|attr| attr.mode = 1 << 30, small, none),
         ),
         (
             "reserved",
             libc::EINVAL,
-            "reserved 0x1",
+            "reserved is 0x1",
             make_qp(&|attr| attr.reserved = 1, small, none),
         ),
         (
