@@ -4,7 +4,7 @@
 use super::{
     Device, Session,
     cqe::CqWriter,
-    memory::pages,
+    memory::{Pages, pages},
     names::CqPlace,
     queue::{Phase, Ring, Sender},
     receive::Receiver,
@@ -21,7 +21,6 @@ use ibgda_verbs_sys::{
     ibv_access_flags as access, ibv_ah_attr, ibv_global_route, ibv_qp_attr,
     ibv_qp_attr_mask as mask, ibv_qp_state as state,
 };
-use memmap2::MmapRaw;
 use std::{
     ptr,
     sync::{Arc, atomic::AtomicU32},
@@ -30,7 +29,7 @@ use std::{
 /// Memory of queues.
 #[derive(Debug)]
 pub(crate) struct QueueMemory {
-    memory: MmapRaw,
+    memory: Pages,
     // Kernels that use the queues read its status page.
     _session: Arc<Session>,
 }
@@ -44,7 +43,7 @@ impl QueueMemory {
     }
 
     pub(crate) fn address(&self) -> *mut u8 {
-        self.memory.as_mut_ptr()
+        self.memory.address()
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -81,14 +80,14 @@ impl Drop for Named {
 pub(crate) struct Uar {
     name: Named,
     // After `name` nothing begins to look at it.
-    page: MmapRaw,
+    page: Pages,
 }
 
 impl Uar {
     pub(crate) fn alloc(device: &Arc<Device>) -> Result<Self> {
         let page = pages("a doorbell page", 1)?;
         Ok(Self {
-            name: Named::new(device, page.as_mut_ptr(), page.len()),
+            name: Named::new(device, page.address(), page.len()),
             page,
         })
     }
@@ -98,7 +97,7 @@ impl Uar {
     }
 
     pub(crate) fn address(&self) -> *mut u8 {
-        self.page.as_mut_ptr()
+        self.page.address()
     }
 }
 

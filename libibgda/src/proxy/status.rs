@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The status page: what the broker's says to kernels, written by the library.
 
-use super::memory::pages;
+use super::memory::{Pages, pages};
 use crate::{broker::SessionState, error::Result, event::now_ns, worker::Home};
 use ibgda_uapi::{
     IBGDA_STATE_LOST, IBGDA_STATE_READY, IBGDA_STATE_RECOVERED, IBGDA_STATUS_WORD_REASON,
     IBGDA_STATUS_WORD_STATE, IBGDA_STATUS_WORD_TIME,
 };
-use memmap2::MmapRaw;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A page of words; the state is written last.
 #[derive(Debug)]
 pub(super) struct StatusPage {
-    page: MmapRaw,
+    page: Pages,
     home: Home,
 }
 
@@ -30,12 +29,12 @@ impl StatusPage {
     }
 
     pub(super) fn address(&self) -> *const u64 {
-        self.page.as_ptr().cast()
+        self.page.address().cast_const().cast()
     }
 
     fn word(&self, index: u32) -> &AtomicU64 {
         // SAFETY: inside the page, aligned, and accessed as a word everywhere.
-        unsafe { AtomicU64::from_ptr(self.page.as_mut_ptr().cast::<u64>().add(index as usize)) }
+        unsafe { AtomicU64::from_ptr(self.page.address().cast::<u64>().add(index as usize)) }
     }
 
     fn now(&self) -> u64 {

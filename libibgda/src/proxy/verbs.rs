@@ -16,7 +16,7 @@ use ibgda_device::abi::{
 };
 use ibgda_verbs_sys::{self as sys, ibv_send_flags as flag, ibv_wr_opcode as op};
 use std::{
-    array,
+    array, io,
     ptr::{self, NonNull},
     sync::{
         Arc,
@@ -38,19 +38,18 @@ unsafe impl Sync for VerbsCq {}
 
 impl VerbsCq {
     pub(super) fn create(device: &Arc<devx::Device>, entries: u32) -> Result<Self> {
-        let context = device
-            .check_ours("create a CQ")
-            .map(|()| device.context())?;
-        let most = device.limits()?.max_cqe;
+        device.check_ours("create a CQ")?;
+        let (context, none) = (device.context(), ptr::null_mut());
         // SAFETY: the context is open.
-        let cq = unsafe {
-            sys::ibv_create_cq(context, entries as i32, ptr::null_mut(), ptr::null_mut(), 0)
-        };
+        let cq = unsafe { sys::ibv_create_cq(context, entries as i32, none, ptr::null_mut(), 0) };
         let cq = NonNull::new(cq).ok_or_else(|| {
+            let failed = io::Error::last_os_error().raw_os_error();
+            let most = device.limits().map_or(0, |limits| limits.max_cqe);
             let name = device.name();
-            Error::last_verbs(format!(
-                "ibv_create_cq of {entries} entries ({name} has at most {most})"
-            ))
+            Error::verbs(
+                format!("ibv_create_cq of {entries} entries ({name} has at most {most})"),
+                failed.unwrap_or(libc::EIO),
+            )
         })?;
         Ok(Self {
             device: Arc::clone(device),
@@ -130,13 +129,13 @@ impl VerbsQp {
         // SAFETY: protection domain and CQs live as long as `self`.
         let qp = unsafe { sys::ibv_create_qp(device.pd(), &mut init) };
         let qp = NonNull::new(qp).ok_or_else(|| {
+            let failed = io::Error::last_os_error().raw_os_error();
             let most = device.limits().map_or(0, |limits| limits.max_qp_wr);
-            Error::last_verbs(format!(
-                "ibv_create_qp of depths {} and {} on {} (at most {most}), with {INLINE_BYTES} bytes inline",
-                depths.send,
-                depths.recv,
-                device.name()
-            ))
+            let (Depths { send, recv }, name) = (depths, device.name());
+            let what = format!(
+                "ibv_create_qp of depths {send} and {recv} on {name} (at most {most}), {INLINE_BYTES} bytes inline"
+            );
+            Error::verbs(what, failed.unwrap_or(libc::EIO))
         })?;
         Ok(Self {
             device: Arc::clone(device),
