@@ -21,6 +21,7 @@ use crate::{
     pci::Bdf,
     proxy,
     qp::{QueuePair, QueuePairOptions},
+    queue_pool::QueuePool,
     route::{self, Route, RouteReport},
     worker::{Home, lock},
 };
@@ -79,6 +80,7 @@ struct Base {
     // Of the CQs: the page that would arm them.
     uar: Arc<Uar>,
     doorbells: Arc<DoorbellPool>,
+    queue_pool: Arc<QueuePool>,
     pair: Pair,
     port: Port,
 }
@@ -87,11 +89,13 @@ impl Base {
     fn new(session: Session, device: Device, pair: Pair, port: Port) -> Result<Self> {
         let uar = Arc::new(Uar::alloc(&device)?);
         let doorbells = DoorbellPool::new(&session, &device);
+        let queue_pool = QueuePool::new(&session, &device);
         Ok(Self {
             session,
             device,
             uar,
             doorbells,
+            queue_pool,
             pair,
             port,
         })
@@ -531,6 +535,10 @@ impl Context {
 
     pub(crate) fn doorbells(&self) -> &Arc<DoorbellPool> {
         &self.joined.base.doorbells
+    }
+
+    pub(crate) fn queue_pool(&self) -> &Arc<QueuePool> {
+        &self.joined.base.queue_pool
     }
 
     /// The thread that carries doorbells, if the route has one.

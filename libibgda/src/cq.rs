@@ -10,7 +10,7 @@ use crate::{
     hub::{Arrivals, Subscription},
     ifc::{self, Block, cqc, create_cq, opcode},
     monitor::Watched,
-    nic::{Device, Object, Uar, Umem},
+    nic::{Device, Object, Uar},
     queue::{Handle, depth},
     worker::Home,
 };
@@ -87,7 +87,6 @@ pub struct CompletionQueue {
     _subscription: Option<Subscription>,
     object: Object,
     armed: Option<Armed>,
-    _umem: Umem,
     memory: Place,
     _uar: Arc<Uar>,
     device: Device,
@@ -120,25 +119,17 @@ impl CompletionQueue {
             .then(|| context.doorbells().take(UarType::NonCached))
             .transpose()?;
         let ring_bytes = entries as usize * IBGDA_CQE_BYTES as usize;
-        let session = context.session();
-        let memory = Place::take(
-            session,
-            options.memory.as_ref(),
-            options.memory_bytes(),
-            ring_bytes,
-        )?;
+        let exported = options.memory.as_ref();
+        let memory = Place::take(context, exported, options.memory_bytes(), ring_bytes)?;
         let ring = memory.address();
-        // SAFETY: the UMEM is dropped before the memory (field order), and only the queue's protocol touches it.
-        let umem = unsafe { memory.register(context.device()) }?;
-
         let field = |field: ifc::Field| field.at(ifc::CREATE_CQ_CQC);
         let uar = Arc::clone(context.uar());
         let uar_page = page
             .as_ref()
             .map_or(uar.page_id(), |page| page.page().page_id());
         let command = Block::<{ ifc::CREATE_CQ_BYTES }>::command(opcode::CREATE_CQ)
-            .set(create_cq::UMEM_ID, umem.id().into())
-            .set(create_cq::UMEM_OFFSET, 0)
+            .set(create_cq::UMEM_ID, memory.umem_id().into())
+            .set(create_cq::UMEM_OFFSET, memory.umem_offset())
             .set(create_cq::UMEM_VALID, 1)
             .set(field(cqc::CQE_SIZE), 0)
             .set(field(cqc::COLLAPSED), options.collapsed.into())
@@ -148,8 +139,11 @@ impl CompletionQueue {
             .set(field(cqc::EQN), context.device().eqn()?.into())
             .set(field(cqc::LOG_PAGE_SIZE), 0)
             .set(field(cqc::DBR_UMEM_VALID), 1)
-            .set(field(cqc::DBR_UMEM_ID), umem.id().into())
-            .set(field(cqc::DBR_ADDR), ring_bytes as u64);
+            .set(field(cqc::DBR_UMEM_ID), memory.umem_id().into())
+            .set(
+                field(cqc::DBR_ADDR),
+                memory.umem_offset() + ring_bytes as u64,
+            );
         let object = Object::create(
             context.device(),
             &format!("CREATE_CQ ({entries} entries)"),
@@ -218,7 +212,6 @@ impl CompletionQueue {
             _subscription: subscription,
             object,
             armed,
-            _umem: umem,
             memory,
             _uar: uar,
             device: context.device().clone(),

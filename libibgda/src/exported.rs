@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What queues lie in: memory of the broker's, or memory that the application exports as a dma-buf, of a GPU above all.
 
+use crate::{
+    context::Context,
+    error::{Error, Result, Source},
+    memory::PAGE_BYTES,
+    nic::{Session, Umem},
+    queue_pool::QueueSlice,
+};
 #[cfg(feature = "cuda")]
 use crate::{
     cuda::{DmaBuf, Gpu},
     processor::Processor as _,
-};
-use crate::{
-    error::{Error, Result, Source},
-    memory::PAGE_BYTES,
-    nic::{Device, QueueMemory, Session, Umem},
 };
 use std::{
     fmt,
@@ -148,8 +150,10 @@ impl ExportedMemory {
 /// What one queue lies in.
 #[derive(Debug)]
 pub(crate) enum Place {
-    Broker(QueueMemory),
+    Broker(QueueSlice),
     Exported {
+        // Before what it names.
+        umem: Umem,
         memory: Arc<ExportedMemory>,
         /// Whose status page the queue's handle names.
         _session: Session,
@@ -159,7 +163,7 @@ pub(crate) enum Place {
 impl Place {
     /// `bytes` bytes, zeroed but for the first `ring` bytes of a ring of completions, in which none is valid.
     pub(crate) fn take(
-        session: &Session,
+        context: &Context,
         exported: Option<&Arc<ExportedMemory>>,
         bytes: usize,
         ring: usize,
@@ -167,7 +171,7 @@ impl Place {
         /// A completion of kind 15, invalid, whoever looks at it.
         const INVALID: u8 = 0xff;
         let Some(exported) = exported else {
-            let memory = QueueMemory::alloc(session, bytes)?;
+            let memory = context.queue_pool().take(bytes)?;
             // SAFETY: inside the memory, which nobody else knows yet.
             unsafe { ptr::write_bytes(memory.address(), INVALID, ring) };
             return Ok(Self::Broker(memory));
@@ -191,9 +195,11 @@ impl Place {
         }
         exported.fill(0, exported.bytes, 0)?;
         exported.fill(0, ring, INVALID)?;
+        let (file, offset) = (exported.file.as_fd(), exported.offset);
         Ok(Self::Exported {
+            umem: Umem::of_dmabuf(context.device(), file, offset, exported.bytes)?,
             memory: Arc::clone(exported),
-            _session: session.clone(),
+            _session: context.session().clone(),
         })
     }
 
@@ -207,22 +213,24 @@ impl Place {
         }
     }
 
-    /// # Safety
-    /// It outlives the result, and is used only in the way of a queue that the NIC writes to.
-    pub(crate) unsafe fn register(&self, device: &Device) -> Result<Umem> {
+    /// The UMEM that it lies in.
+    pub(crate) fn umem_id(&self) -> u32 {
         match self {
-            Self::Broker(memory) => {
-                // SAFETY: by this function's contract.
-                unsafe { Umem::register(device, memory.address(), memory.len()) }
-            }
-            Self::Exported { memory, .. } => {
-                Umem::of_dmabuf(device, memory.file.as_fd(), memory.offset, memory.bytes)
-            }
+            Self::Broker(memory) => memory.umem_id(),
+            Self::Exported { umem, .. } => umem.id(),
+        }
+    }
+
+    /// Where in the UMEM it begins.
+    pub(crate) fn umem_offset(&self) -> u64 {
+        match self {
+            Self::Broker(memory) => memory.umem_offset(),
+            Self::Exported { .. } => 0,
         }
     }
 
     /// Its memory of the host, for a GPU to reach; `None`: it is exported.
-    pub(crate) fn of_host(&self) -> Option<&QueueMemory> {
+    pub(crate) fn of_host(&self) -> Option<&QueueSlice> {
         match self {
             Self::Broker(memory) => Some(memory),
             Self::Exported { .. } => None,

@@ -56,6 +56,7 @@ pub mod processor;
 mod proxy;
 mod qp;
 mod queue;
+mod queue_pool;
 mod route;
 mod worker;
 

@@ -15,7 +15,7 @@ use crate::{
     hub::Subscription,
     ifc::{self, Block, Field, opcode, path, qp, qpc},
     memory::{Access, PAGE_BYTES},
-    nic::{Object, Umem},
+    nic::Object,
     pci::Bdf,
     processor::{self, HostKind, HostQueues, HostRange, Processor, ProcessorQueues},
     queue::{Handle, depth},
@@ -157,7 +157,6 @@ pub struct QueuePair {
     carried: Option<Carried>,
     _subscription: Option<Subscription>,
     object: Object,
-    _umem: Umem,
     memory: Place,
     doorbell: PooledPage,
     send_cq: Arc<CompletionQueue>,
@@ -286,19 +285,16 @@ impl QueuePair {
         // a thread carries in another.
         let recv_bytes = (options.recv_depth * IBGDA_RECV_WQE_BYTES) as usize;
         let record = options.record();
-        let session = context.session();
-        let memory = Place::take(session, options.memory.as_ref(), options.memory_bytes(), 0)?;
+        let memory = Place::take(context, options.memory.as_ref(), options.memory_bytes(), 0)?;
         let base = memory.address();
-        // SAFETY: the UMEM is dropped before the memory (field order), and only the queue's protocol touches it.
-        let umem = unsafe { memory.register(context.device()) }?;
 
         let (rq_type, log_rq) = match options.recv_depth {
             0 => (RQ_TYPE_NONE, 0),
             depth => (RQ_TYPE_REGULAR, depth.ilog2()),
         };
         let command = Command::command(opcode::CREATE_QP)
-            .set(qp::WQ_UMEM_ID, umem.id().into())
-            .set(qp::WQ_UMEM_OFFSET, 0)
+            .set(qp::WQ_UMEM_ID, memory.umem_id().into())
+            .set(qp::WQ_UMEM_OFFSET, memory.umem_offset())
             .set(qp::WQ_UMEM_VALID, 1)
             .set(ctx(qpc::SERVICE), SERVICE_RC)
             .set(ctx(qpc::PM_STATE), PM_STATE_MIGRATED)
@@ -317,8 +313,8 @@ impl QueuePair {
                 recv_cq.unwrap_or(send_cq).number().into(),
             )
             .set(ctx(qpc::DBR_UMEM_VALID), 1)
-            .set(ctx(qpc::DBR_UMEM_ID), umem.id().into())
-            .set(ctx(qpc::DBR_ADDR), record as u64);
+            .set(ctx(qpc::DBR_UMEM_ID), memory.umem_id().into())
+            .set(ctx(qpc::DBR_ADDR), memory.umem_offset() + record as u64);
         let what = format!(
             "CREATE_QP (send depth {}, receive depth {})",
             options.send_depth, options.recv_depth
@@ -400,7 +396,6 @@ impl QueuePair {
             carried,
             _subscription: subscription,
             object,
-            _umem: umem,
             memory,
             doorbell,
             send_cq: Arc::clone(send_cq),
