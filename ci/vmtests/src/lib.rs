@@ -14,6 +14,7 @@ pub mod pair;
 pub mod plain;
 pub mod process;
 pub mod rdma;
+pub mod rxe;
 pub mod said;
 pub mod side;
 pub mod tools;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The routes of libibgda: the same kernels where they ring the NIC themselves and where a thread of the library does;
-//! how a route is chosen; callbacks; counters. Needs two NICs and a GPU: `./ci/vm --nics 2`.
+//! The routes of libibgda: the same kernels where they ring the NIC themselves, where a thread of the library does, and
+//! where one posts for them; how a route is chosen; callbacks; counters. Needs two NICs and a GPU: `./ci/vm --nics 2`.
 
 #[path = "routes/carried.rs"]
 mod carried;
@@ -8,6 +8,8 @@ mod carried;
 mod heard;
 #[path = "routes/link.rs"]
 mod link;
+#[path = "routes/proxied.rs"]
+mod proxied;
 #[path = "routes/queues.rs"]
 mod queues;
 mod support;
@@ -17,7 +19,7 @@ mod waits;
 use anyhow::{Context as _, Result, ensure};
 use ibgda::{
     Access, Context, OpenOptions, QpCounters, Route, Status,
-    abi::{IBGDA_CPU_DOORBELL, IBGDA_NO_DOORBELL, IBGDA_SHARED, IBGDA_UNSIGNALED, ibgda_status},
+    abi::{IBGDA_CPU_DOORBELL, IBGDA_NO_DOORBELL, IBGDA_SHARED, IBGDA_UNSIGNALED},
     capi,
 };
 use link::{Link, PATIENCE, ROUTES, open};
@@ -313,29 +315,8 @@ fn a_full_ring_and_a_dead_peer_end_in_an_error_on_every_route() -> Result<()> {
         let link = Link::with(&machine, route, 4096, |options| {
             (options.send_depth, options.ack_timeout, options.retry_count) = (16, 10, 2);
         })?;
-        let Link {
-            source,
-            target,
-            mut qp,
-            peer,
-            ..
-        } = link;
-        drop(peer);
-        let mut poster = link::poster(&mut qp);
-        let status = (0..1_000).find_map(|_| {
-            poster
-                .put(
-                    target.address(),
-                    target.rkey(),
-                    source.address(),
-                    source.lkey(),
-                    8,
-                    0,
-                )
-                .err()
-        });
-        let expected = Status(ibgda_status::IBGDA_ERR_TRANSPORT_RETRY_EXCEEDED);
-        ensure!(status == Some(expected), "{route}: {status:?}");
+        link.runs_into_a_dead_peer()
+            .with_context(|| route.to_string())?;
     }
     Ok(())
 }

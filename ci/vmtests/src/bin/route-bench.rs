@@ -2,6 +2,8 @@
 //! The routes of libibgda side by side: how long a small write takes from its post to its completion, one at a time and
 //! after a pause, and what each route costs the CPU when nothing happens and when much does.
 //!
+//! Last, the proxy route on soft RoCE, whose far side has a thread of its own.
+//!
 //! `./ci/vm --nics 2 -- route-bench`. Under software emulation only the ratios of one run say something.
 
 use anyhow::{Context as _, Result, ensure};
@@ -9,7 +11,10 @@ use ibgda::{
     Access, Context, MemoryRegion, OpenOptions, QpAddress, QueuePair, QueuePairOptions, Route,
 };
 use ibgda_test_kernels::Poster;
-use ibgda_vmtests::machine::{Allowed, gpus, nics};
+use ibgda_vmtests::{
+    machine::{Allowed, gpus, nics},
+    rxe,
+};
 use std::{
     fs, thread,
     time::{Duration, Instant},
@@ -31,10 +36,10 @@ struct Side {
     qp: QueuePair,
 }
 
-fn side(nic: usize, route: Route) -> Result<Side> {
+fn side(nic: &str, route: Route) -> Result<Side> {
     let context = Context::open(&OpenOptions {
         route,
-        ..OpenOptions::new(nics()[nic].to_string(), gpus()[0].to_string().parse()?)
+        ..OpenOptions::new(nic, gpus()[0].to_string().parse()?)
     })?;
     let region = context.alloc(4096, Access::all())?;
     let options = QueuePairOptions {
@@ -80,9 +85,8 @@ fn micros(mut times: Vec<Duration>) -> [f64; 2] {
     [times.len() / 2, times.len() * 99 / 100].map(|at| times[at].as_secs_f64() * 1e6)
 }
 
-fn measure(route: Route) -> Result<()> {
-    // The far side is on the direct route, so that one carrying thread at most is measured.
-    let (near, far) = (side(0, route)?, side(1, Route::Direct)?);
+fn measure(name: &str, route: Route, nics: [&str; 2], far: Route) -> Result<()> {
+    let (near, far) = (side(nics[0], route)?, side(nics[1], far)?);
     ensure!(near.context.route() == route);
     let addresses = [near.qp.address(), far.qp.address()];
     near.qp
@@ -121,7 +125,7 @@ fn measure(route: Route) -> Result<()> {
     })?;
     println!(
         "{:<14}{median:>10.0}{slow:>10.0}{paused:>12.0}{paused_slow:>10.0}{rate:>12.1}{busy:>10.1}{idle:>10.2}",
-        route.name()
+        name
     );
     Ok(())
 }
@@ -132,7 +136,13 @@ fn main() -> Result<()> {
         "{:<14}{:>10}{:>10}{:>12}{:>10}{:>12}{:>10}{:>10}",
         "", "write us", "p99", "paused us", "p99", "k writes/s", "busy %", "idle %"
     );
-    [Route::Direct, Route::CpuDoorbell]
-        .into_iter()
-        .try_for_each(measure)
+    let nics = [0, 1].map(|nic| nics()[nic].to_string());
+    let nics = [&nics[0], &nics[1]].map(String::as_str);
+    for route in [Route::Direct, Route::CpuDoorbell, Route::Proxy] {
+        // The far side is on the direct route, so that one thread at most is measured.
+        measure(route.name(), route, nics, Route::Direct)?;
+    }
+    rxe::set_up()?;
+    let nics = rxe::NICS.map(|(name, _)| name);
+    measure("proxy, rxe", Route::Proxy, nics, Route::Proxy)
 }

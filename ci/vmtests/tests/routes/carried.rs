@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The thread that carries doorbells: QPs that come and go, loss and return of the NIC, a process that is killed.
+//! The threads of the routes that have one: QPs that come and go, loss and return of the NIC, a process that is killed.
 
 use crate::{
     link::{self, Link, PATIENCE, connect, make_qp, open},
@@ -17,25 +17,31 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Threads of this process that carry doorbells.
-fn carriers() -> Result<usize> {
+/// The routes for which a thread works, and what that is called.
+const THREADED: [(Route, &str); 2] = [
+    (Route::CpuDoorbell, "ibgda-doorbell"),
+    (Route::Proxy, "ibgda-proxy"),
+];
+
+/// Threads of this process of that name.
+fn carriers(name: &str) -> Result<usize> {
     let mut found = 0;
     for task in fs::read_dir("/proc/self/task")? {
         // A thread may end meanwhile.
-        let name = fs::read_to_string(task?.path().join("comm")).unwrap_or_default();
-        found += usize::from(name.trim() == "ibgda-doorbell");
+        let its = fs::read_to_string(task?.path().join("comm")).unwrap_or_default();
+        found += usize::from(its.trim() == name);
     }
     Ok(found)
 }
 
 /// Waits until there are so many: a thread gives itself its name when it has begun.
-fn carriers_become(count: usize, why: &str) -> Result<()> {
+fn carriers_become(name: &str, count: usize, why: &str) -> Result<()> {
     let end = Instant::now() + Duration::from_secs(10);
-    while carriers()? != count {
+    while carriers(name)? != count {
         ensure!(
             Instant::now() < end,
             "{why}: {} threads, not {count}",
-            carriers()?
+            carriers(name)?
         );
         thread::sleep(Duration::from_millis(1));
     }
@@ -45,16 +51,23 @@ fn carriers_become(count: usize, why: &str) -> Result<()> {
 /// Rounds in which QPs come and go, in changing order, while another is busy all the time.
 #[test]
 fn qps_come_and_go_while_others_are_rung() -> Result<()> {
+    let machine = Machine::take();
+    for (route, _) in THREADED {
+        come_and_go(&machine, route).with_context(|| route.to_string())?;
+    }
+    Ok(())
+}
+
+fn come_and_go(machine: &Machine, route: Route) -> Result<()> {
     const SLOTS: u64 = 64;
     const COUNT: u64 = 6_000;
-    let machine = Machine::take();
     let strays = || -> Result<u64> {
         Ok(model_count("foreign_doorbells")?
             + model_count("lost_doorbells")?
             + model_count("stale_doorbells")?)
     };
     let before = strays()?;
-    let mut busy = Link::with(&machine, Route::CpuDoorbell, 4096, |_| {})?;
+    let mut busy = Link::new(machine, route)?;
     let (remote, rkey) = (busy.target.address(), busy.target.rkey());
     let mut poster = busy.poster();
     thread::scope(|scope| -> Result<()> {
@@ -101,32 +114,41 @@ fn qps_come_and_go_while_others_are_rung() -> Result<()> {
 #[test]
 fn each_context_of_the_route_has_one_thread_while_it_or_a_qp_lives() -> Result<()> {
     let machine = Machine::take();
-    carriers_become(0, "of earlier tests")?;
-    let direct = open(&machine, 0, Route::Direct)?;
-    let _qp = make_qp(&direct, &QueuePairOptions::default())?;
-    ensure!(carriers()? == 0, "the direct route needs none");
-    let context = open(&machine, 0, Route::CpuDoorbell)?;
-    let options = QueuePairOptions::default();
-    let qps = [make_qp(&context, &options)?, make_qp(&context, &options)?];
-    carriers_become(1, "two QPs share one")?;
-    drop(context);
-    ensure!(carriers()? == 1, "its QPs need it");
-    drop(qps);
-    ensure!(carriers()? == 0, "nobody needs it");
+    for (route, name) in THREADED {
+        carriers_become(name, 0, "of earlier tests")?;
+        let direct = open(&machine, 0, Route::Direct)?;
+        let _qp = make_qp(&direct, &QueuePairOptions::default())?;
+        ensure!(carriers(name)? == 0, "the direct route needs none");
+        let context = open(&machine, 0, route)?;
+        let options = QueuePairOptions::default();
+        let qps = [make_qp(&context, &options)?, make_qp(&context, &options)?];
+        carriers_become(name, 1, "two QPs share one")?;
+        drop(context);
+        ensure!(carriers(name)? == 1, "its QPs need it");
+        drop(qps);
+        ensure!(carriers(name)? == 0, "nobody needs it");
+    }
     Ok(())
 }
 
 #[test]
 fn a_reset_ends_a_wait_and_the_thread_and_rebinding_starts_another() -> Result<()> {
     let machine = Machine::take();
+    for (route, name) in THREADED {
+        reset_and_rebind(&machine, route, name).with_context(|| route.to_string())?;
+    }
+    Ok(())
+}
+
+fn reset_and_rebind(machine: &Machine, route: Route, name: &str) -> Result<()> {
     let Link {
         mut near,
         far,
-        source,
+        mut source,
         target,
         mut qp,
         peer,
-    } = Link::new(&machine, Route::CpuDoorbell)?;
+    } = Link::new(machine, route)?;
     for round in 1..=2 {
         let start = Instant::now();
         let status = thread::scope(|scope| -> Result<_> {
@@ -149,18 +171,24 @@ fn a_reset_ends_a_wait_and_the_thread_and_rebinding_starts_another() -> Result<(
         let (local, lkey) = (source.address(), source.lkey());
         let put = link::poster(&mut qp).put(target.address(), target.rkey(), local, lkey, 8, 0);
         ensure!(put == Err(Status::NIC_LOST), "{put:?}");
-        carriers_become(1, "the thread ends with its NIC; the other's goes on")?;
+        // The proxy's thread goes on to see the device come back.
+        let left = if route == Route::Proxy { 2 } else { 1 };
+        carriers_become(name, left, "the other's goes on")?;
 
         near.rebind(Duration::from_nanos(PATIENCE))?;
-        ensure!(near.route() == Route::CpuDoorbell && near.pair().generation > round);
-        carriers_become(2, "rebinding starts one")?;
+        ensure!(near.route() == route && near.pair().generation > round);
+        carriers_become(name, left + 1, "rebinding starts one")?;
         // The dead QP goes while the new ones are made.
         let options = QueuePairOptions::default();
         let fresh = make_qp(&near, &options)?;
         drop(std::mem::replace(&mut qp, fresh));
+        drop(std::mem::replace(
+            &mut source,
+            near.alloc(4096, Access::all())?,
+        ));
+        carriers_become(name, 2, "the dead one's has ended with it")?;
         let peer = make_qp(&far, &options)?;
         connect(&qp, &peer)?;
-        let source = near.alloc(4096, Access::all())?;
         source.write(0, &link::pattern(4096, round as u8))?;
         let mut poster = link::poster(&mut qp);
         let (local, lkey) = (source.address(), source.lkey());
@@ -173,8 +201,8 @@ fn a_reset_ends_a_wait_and_the_thread_and_rebinding_starts_another() -> Result<(
 }
 
 /// The child of the next test: rings as fast as it can, and says when it has begun.
-fn ring_until_killed(machine: &Machine) -> Result<()> {
-    let mut link = Link::new(machine, Route::CpuDoorbell)?;
+fn ring_until_killed(machine: &Machine, route: Route) -> Result<()> {
+    let mut link = Link::new(machine, route)?;
     let (remote, rkey) = (link.target.address(), link.target.rkey());
     let mut poster = link.poster();
     poster.storm(remote, rkey, 64, 100, 1, 1, PATIENCE)?;
@@ -188,8 +216,8 @@ fn ring_until_killed(machine: &Machine) -> Result<()> {
 fn a_process_that_is_killed_leaves_nothing_behind() -> Result<()> {
     const CHILD: &str = "IBGDA_TEST_RINGING_CHILD";
     let machine = Machine::take();
-    if env::var_os(CHILD).is_some() {
-        return ring_until_killed(&machine);
+    if let Ok(route) = env::var(CHILD) {
+        return ring_until_killed(&machine, route.parse()?);
     }
     let objects = || model_objects(&["uar", "uctx", "pd", "mkey", "cq", "qp", "umem"]);
     // Lines of the broker's sessions and grants; debugfs is there when the machine has mounted it.
@@ -203,14 +231,14 @@ fn a_process_that_is_killed_leaves_nothing_behind() -> Result<()> {
             .status()?;
         ensure!(mount.success(), "mount debugfs");
     }
-    let kill_one = || -> Result<String> {
+    let kill_one = |route: Route| -> Result<String> {
         let mut child = Command::new(env::current_exe()?)
             .args([
                 "--exact",
                 "carried::a_process_that_is_killed_leaves_nothing_behind",
                 "--nocapture",
             ])
-            .env(CHILD, "1")
+            .env(CHILD, route.name())
             .stdout(Stdio::piped())
             .spawn()?;
         let stdout = child.stdout.take().context("piped")?;
@@ -239,25 +267,27 @@ fn a_process_that_is_killed_leaves_nothing_behind() -> Result<()> {
         }
         Ok(())
     };
-    // The driver makes a few things once.
-    let first = kill_one()?;
-    settled("one was killed", &|| Ok(!is_listed(&first)?))?;
-    // Its objects go one by one, and some after its session.
-    let (mut before, mut since) = (objects()?, Instant::now());
-    let end = since + Duration::from_secs(30);
-    while since.elapsed() < Duration::from_secs(2) {
-        ensure!(Instant::now() < end, "objects come and go: {before}");
-        thread::sleep(Duration::from_millis(50));
-        let now = objects()?;
-        if now != before {
-            (before, since) = (now, Instant::now());
+    for (route, _) in THREADED {
+        // The driver makes a few things once.
+        let first = kill_one(route)?;
+        settled("one was killed", &|| Ok(!is_listed(&first)?))?;
+        // Its objects go one by one, and some after its session.
+        let (mut before, mut since) = (objects()?, Instant::now());
+        let end = since + Duration::from_secs(30);
+        while since.elapsed() < Duration::from_secs(2) {
+            ensure!(Instant::now() < end, "objects come and go: {before}");
+            thread::sleep(Duration::from_millis(50));
+            let now = objects()?;
+            if now != before {
+                (before, since) = (now, Instant::now());
+            }
         }
-    }
-    for _ in 0..3 {
-        let pid = kill_one()?;
-        settled("another was killed", &|| {
-            Ok(!is_listed(&pid)? && objects()? == before)
-        })?;
+        for _ in 0..3 {
+            let pid = kill_one(route)?;
+            settled("another was killed", &|| {
+                Ok(!is_listed(&pid)? && objects()? == before)
+            })?;
+        }
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use ibgda::{
     Access, Context, MemoryRegion, OpenOptions, QpAddress, QueuePair, QueuePairOptions, Route,
     Status,
-    abi::{IBGDA_NO_DOORBELL, IBGDA_UNSIGNALED},
+    abi::{IBGDA_NO_DOORBELL, IBGDA_UNSIGNALED, ibgda_status},
 };
 use ibgda_test_kernels::{Poller, Poster, SharedPoster};
 use std::{thread, time::Duration};
@@ -244,6 +244,58 @@ impl Link {
         ensure!(self.qp.counters().failed > 0, "{:?}", self.qp.counters());
         Ok(())
     }
+
+    /// `threads` threads that each add 1 to one counter `count` times, of a QP that is shared.
+    pub fn adds_by_threads(&self, threads: u64, count: u64) -> Result<()> {
+        self.target.write(0, &[0; 8])?;
+        // SAFETY: the QP is shared, and outlives the scope in which the threads are.
+        let poster = unsafe { SharedPoster::new(self.qp.device_handle()) };
+        let (poster, counter) = (&poster, (self.target.address(), self.target.rkey()));
+        let statuses = thread::scope(|scope| {
+            let threads: Vec<_> = (0..threads)
+                .map(|me| {
+                    let local = (self.source.address() + me * 8, self.source.lkey());
+                    scope.spawn(move || poster.adds(counter, local, count, PATIENCE))
+                })
+                .collect();
+            threads
+                .into_iter()
+                .map(|thread| thread.join().expect("a poster"))
+                .collect::<Vec<_>>()
+        });
+        ensure!(statuses.iter().all(Result::is_ok), "{statuses:?}");
+        let sum = u64::from_ne_bytes(contents(&self.target, 8)?[..].try_into()?);
+        ensure!(sum == threads * count, "{sum} additions arrived");
+        let counters = self.qp.counters();
+        ensure!(
+            counters.posted == counters.told
+                && counters.completed == counters.posted
+                && counters.posted >= threads * count,
+            "{counters:?}"
+        );
+        Ok(())
+    }
+
+    /// Writes until the ring is full, or something else is wrong: the peer is gone.
+    pub fn runs_into_a_dead_peer(self) -> Result<()> {
+        let Self {
+            source,
+            target,
+            mut qp,
+            peer,
+            ..
+        } = self;
+        drop(peer);
+        let (remote, rkey) = (target.address(), target.rkey());
+        let mut poster = poster(&mut qp);
+        let status = (0..1_000).find_map(|_| {
+            let (local, lkey) = (source.address(), source.lkey());
+            poster.put(remote, rkey, local, lkey, 8, 0).err()
+        });
+        let expected = Status(ibgda_status::IBGDA_ERR_TRANSPORT_RETRY_EXCEEDED);
+        ensure!(status == Some(expected), "{status:?}");
+        Ok(())
+    }
 }
 
 /// `threads` threads that add to one counter through one shared QP.
@@ -258,32 +310,7 @@ pub fn shared_adds(
     let link = Link::with(machine, route, 4096, |options| {
         (options.send_depth, options.shared) = (send_depth, true);
     })?;
-    link.target.write(0, &[0; 8])?;
-    // SAFETY: the QP is shared, and outlives the scope in which the threads are.
-    let poster = unsafe { SharedPoster::new(link.qp.device_handle()) };
-    let (poster, counter) = (&poster, (link.target.address(), link.target.rkey()));
-    let statuses = thread::scope(|scope| {
-        let threads: Vec<_> = (0..threads)
-            .map(|me| {
-                let local = (link.source.address() + me * 8, link.source.lkey());
-                scope.spawn(move || poster.adds(counter, local, count, PATIENCE))
-            })
-            .collect();
-        threads
-            .into_iter()
-            .map(|thread| thread.join().expect("a poster"))
-            .collect::<Vec<_>>()
-    });
-    ensure!(statuses.iter().all(Result::is_ok), "{statuses:?}");
-    let sum = u64::from_ne_bytes(contents(&link.target, 8)?[..].try_into()?);
-    ensure!(sum == threads * count, "{sum} additions arrived");
-    let counters = link.qp.counters();
-    ensure!(
-        counters.posted == counters.told
-            && counters.completed == counters.posted
-            && counters.posted >= threads * count,
-        "{counters:?}"
-    );
+    link.adds_by_threads(threads, count)?;
     ensure!(
         model_count("foreign_doorbells")? == foreign,
         "a doorbell went to another's page"
