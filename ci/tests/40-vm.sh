@@ -23,6 +23,31 @@ vm_devinfo() {
 }
 
 check vm::two_active_ports vm_devinfo
+
+# rdma-core on doorbell pages that are memory: three pairs at a time, whose CQs are polled, and then sleep until they are armed
+# for. An arm or a doorbell that is lost leaves a pair waiting.
+vm_mapped_doorbells() {
+    # shellcheck disable=SC2016
+    vm_clean --nics 1 --gpus 0 --no-ibgda --mapped-doorbells --timeout 240 -- sh -c '
+        ip link set lo up
+        for how in "" -e; do
+            pids=
+            for port in 1 2 3; do
+                ibv_rc_pingpong -p 2000$port -n 500 $how >/dev/null &
+            done
+            sleep 2
+            for port in 1 2 3; do
+                timeout 60 ibv_rc_pingpong -p 2000$port -n 500 $how localhost & pids="$pids $!"
+            done
+            for pid in $pids; do wait $pid || exit 1; done
+        done
+        connectx ctl counts'
+    grep -qx 'lost_doorbells *0' "$CHECK_LOG"
+    grep -qx 'torn_wqes *0' "$CHECK_LOG"
+    # Each of the 12 processes sent 500 times; those of one look count once.
+    (($(sed -n 's/^found_doorbells *//p' "$CHECK_LOG") > 3000))
+}
+check vm::mapped_doorbells vm_mapped_doorbells
 for path in "$IBGDA_SRC"/ci/vmtests/tests/*.rs; do
     # A line "//! vm: OPTION…" says what machine the tests want; quotes as in the shell keep words together.
     mapfile -t vm_options < <(sed -n 's|^//! vm: ||p' "$path" | xargs -r -n 1 printf '%s\n')
