@@ -14,7 +14,7 @@
 # less than 8 minutes with 16 processors: 100 resets of the NIC are most of it.
 set -euo pipefail
 (($# >= 2)) || {
-    sed -n 's/^# \{0,1\}//; 3,15p' "$0" >&2
+    sed -n 's/^# \{0,1\}//; 3,14p' "$0" >&2
     exit 125
 }
 bundle=$(readlink -f -- "$1")
