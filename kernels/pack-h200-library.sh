@@ -6,7 +6,7 @@
 #   ci/toolbox kernels/pack-h200-library.sh
 set -euo pipefail
 to=target/h200-library
-programs=(ibgda-loopback ibgda-communicator ibgda-all-reduce)
+programs=(ibgda-loopback ibgda-communicator ibgda-all-reduce ibgda-traffic)
 NVCC=nvcc cargo build -q "${programs[@]/#/--package=}" --target-dir "$CARGO_TARGET_DIR/carried"
 mkdir -p "$to"
 for program in "${programs[@]}"; do

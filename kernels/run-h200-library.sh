@@ -7,12 +7,12 @@
 #
 # Each step prints a numbered line with its result; the last is "all steps passed". "not tried" in a line says why a step was
 # left out. Then the ranks of examples/communicator-rust (code by NVRTC) and examples/all-reduce (by nvcc), all on one GPU,
-# each kernel with its own stream. The last line of all is "h200-library: passed", and the exit status 0; whatever fails
-# ends the script with its reason, and a status that is not 0.
+# each kernel with its own stream, and ibgda bench and stress (cli/traffic, by nvcc). The last line of all is
+# "h200-library: passed", and the exit status 0; whatever fails ends the script with its reason, and a status that is not 0.
 set -euo pipefail
 folder=$(readlink -f -- "${1:-$(dirname -- "${BASH_SOURCE[0]}")/../target/h200-library}")
 program=$folder/ibgda-loopback
-for path in "$folder"/ibgda-{loopback,communicator,all-reduce}; do
+for path in "$folder"/ibgda-{loopback,communicator,all-reduce,traffic}; do
     [[ -x $path ]] || {
         printf '%s is missing: ci/toolbox kernels/pack-h200-library.sh makes it\n' "$path" >&2
         exit 1
@@ -53,6 +53,11 @@ for rank in 0 2 3; do
         exit 1
     }
 done
+
+echo "== ibgda bench"
+timeout 120 "$folder/ibgda-traffic" bench --route loopback --on gpu --size 8,4096 --count 5000
+echo "== ibgda stress"
+timeout 120 "$folder/ibgda-traffic" stress --route loopback --on gpu --for 5s
 
 # Without CAP_SYS_ADMIN, as most users are: the same, and NVIDIA's gate is shut.
 if ((EUID == 0)) && command -v setpriv >/dev/null; then
