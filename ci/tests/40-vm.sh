@@ -33,9 +33,16 @@ vm_mapped_doorbells() {
         for how in "" -e; do
             pids=
             for port in 1 2 3; do
-                ibv_rc_pingpong -p 2000$port -n 500 $how >/dev/null &
+                timeout 120 ibv_rc_pingpong -p 2000$port -n 500 $how >/dev/null &
+                pids="$pids $!"
             done
-            sleep 2
+            # 4E21 is 20001; 0A: it listens.
+            for port in 4E21 4E22 4E23; do
+                for look in $(seq 600); do
+                    ! grep -q ":$port .* 0A " /proc/net/tcp /proc/net/tcp6 || break
+                    sleep 0.1
+                done
+            done
             for port in 1 2 3; do
                 timeout 60 ibv_rc_pingpong -p 2000$port -n 500 $how localhost & pids="$pids $!"
             done

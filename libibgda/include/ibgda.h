@@ -41,11 +41,6 @@
 #define IBGDA_ADDRESS_BYTES 64
 
 /**
- * Buffers begin and end on multiples of this, so that no two share a line of a cache, or a transaction of a GPU.
- */
-#define HEAP_GRANULE 64
-
-/**
  * The queue can be waited for without polling: ibgda_cq_wait_event, ibgda_wait_for_cq_event.
  */
 #define IBGDA_CQ_EVENTS 1

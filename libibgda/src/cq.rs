@@ -307,7 +307,8 @@ impl CompletionQueue {
 
     /// Ends every [`CompletionQueue::wait_for_event`], now and later, with `ECANCELED`.
     pub fn cancel_waits(&self) {
-        if let Some(armed) = &self.armed {
+        // A forked child's copy may be locked for ever.
+        if let Some(armed) = self.armed.as_ref().filter(|_| self.home.is_here()) {
             armed.arrivals.cancel();
         }
     }

@@ -193,11 +193,14 @@ impl Place {
                 "make memory for each queue",
             ));
         }
-        exported.fill(0, exported.bytes, 0)?;
-        exported.fill(0, ring, INVALID)?;
-        let (file, offset) = (exported.file.as_fd(), exported.offset);
+        let prepare = || {
+            exported.fill(0, exported.bytes, 0)?;
+            exported.fill(0, ring, INVALID)?;
+            let (file, offset) = (exported.file.as_fd(), exported.offset);
+            Umem::of_dmabuf(context.device(), file, offset, exported.bytes)
+        };
         Ok(Self::Exported {
-            umem: Umem::of_dmabuf(context.device(), file, offset, exported.bytes)?,
+            umem: prepare().inspect_err(|_| exported.used.store(false, Ordering::Release))?,
             memory: Arc::clone(exported),
             _session: context.session().clone(),
         })

@@ -144,8 +144,11 @@ pub(super) fn alone<T: Object>(
     let lend = |table: &mut Table| {
         let place = table.places.get_mut(index)?;
         let is_here = place.generation == generation && place.object.is_some();
-        place.lent = is_here;
-        is_here.then(|| place.object.take())?
+        if !is_here {
+            return None;
+        }
+        place.lent = true;
+        place.object.take()
     };
     let Some((object, what)) = lend(&mut table()) else {
         return Err(busy(call, argument));

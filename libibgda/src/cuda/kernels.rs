@@ -51,9 +51,17 @@ impl DeviceMemory {
     /// Sets bytes, which lie inside.
     pub(crate) fn fill(&self, from: usize, bytes: usize, value: u8) -> Result<()> {
         self.gpu.enter(|| {
+            // On a stream of its own, and waited for: cuMemsetD8 returns before it is done, behind whatever runs.
+            let stream = result::stream::create(result::stream::StreamKind::NonBlocking)
+                .explain(|| "cuStreamCreate".to_owned())?;
             // SAFETY: inside, and no kernel uses it yet.
-            unsafe { result::memset_d8_sync(self.address + from as u64, value, bytes) }
-                .explain(|| format!("cuMemsetD8 of {bytes} bytes"))
+            let filled = unsafe {
+                result::memset_d8_async(self.address + from as u64, value, bytes, stream)
+                    .and_then(|()| result::stream::synchronize(stream))
+            };
+            // SAFETY: made above, and nothing is left to do in it.
+            let _ = unsafe { result::stream::destroy(stream) };
+            filled.explain(|| format!("cuMemsetD8Async of {bytes} bytes"))
         })
     }
 }

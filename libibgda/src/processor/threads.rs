@@ -58,6 +58,8 @@ impl Processor for Threads {
         let found = self.0.iter().find(|(name, _)| *name == kernel);
         let (_, run) = *found.ok_or_else(|| no_kernel(&self.name(), kernel))?;
         let (tell, ended) = channel();
+        // Dropped early, it waits for those that have been started.
+        let mut running = Running { ended, left: 0 };
         for block in 0..blocks {
             let tell = tell.clone();
             let body = move || {
@@ -76,11 +78,9 @@ impl Processor for Threads {
                     "",
                 )
             })?;
+            running.left += 1;
         }
-        Ok(Box::new(Running {
-            ended,
-            left: blocks,
-        }))
+        Ok(Box::new(running))
     }
 }
 

@@ -188,10 +188,9 @@ impl Sender {
 
     /// Looks at the slots behind the record. Whether there were some.
     fn fetch(&mut self, verbs: &impl Verbs) -> bool {
-        let told = match self
-            .ring
-            .told(self.next, self.ring.depth as usize - self.entries.len())
-        {
+        // More than is there, after a kernel that told too many: none.
+        let room = (self.ring.depth as usize).saturating_sub(self.entries.len());
+        let told = match self.ring.told(self.next, room) {
             Ok(told) => told,
             Err(()) if self.broken => 0,
             Err(()) => {

@@ -232,6 +232,7 @@ fn queues_with_events_come_and_go_while_a_thread_waits() -> Result<()> {
     let mut context = null_mut();
     // SAFETY: the arguments are valid.
     check(unsafe { capi::ibgda_open(&attr, &mut context) })?;
+    let mut cancelled = 0;
     for _ in 0..8 {
         let mut cq = null_mut();
         // SAFETY: the arguments are valid.
@@ -245,9 +246,14 @@ fn queues_with_events_come_and_go_while_a_thread_waits() -> Result<()> {
         thread::sleep(2 * MOMENT);
         // SAFETY: destroyed once.
         check(unsafe { capi::ibgda_destroy_cq(cq) })?;
-        let errno = waiter.join().expect("no panic");
-        ensure!(errno == libc::ECANCELED, "errno {errno}");
+        match waiter.join().expect("no panic") {
+            libc::ECANCELED => cancelled += 1,
+            // On a busy machine it can come after the end of the CQ.
+            libc::EBADF => {}
+            errno => anyhow::bail!("errno {errno}"),
+        }
     }
+    ensure!(cancelled > 0, "every thread came too late");
     // SAFETY: closed once.
     check(unsafe { capi::ibgda_close(context) })?;
     ensure!(model_objects(&["cq", "umem"])? == before);

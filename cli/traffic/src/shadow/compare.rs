@@ -66,7 +66,7 @@ pub struct Lanes {
     path: Path,
     /// What the far memory of both should hold.
     expected: Vec<u8>,
-    /// What came back to the near memory of both.
+    /// Length of the longest message.
     longest: usize,
     timeout: Duration,
     compared: u64,

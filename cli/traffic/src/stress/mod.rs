@@ -99,15 +99,17 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         report.state = State::Failed;
         report.error = Some(format!("{error:#}"));
     }
-    if let Some(path) = path {
-        report.save(path)?;
-    }
-    print(&if arguments.json {
+    let saved = path.map_or(Ok(()), |path| report.save(path));
+    let printed = print(&if arguments.json {
         serde_json::to_string_pretty(&report)? + "\n"
     } else {
         report.words()
-    })?;
-    failed.map(|()| ExitCode::SUCCESS)
+    });
+    // What went wrong with the NIC first: neither a full disk nor a reader that is gone may hide it.
+    failed?;
+    saved?;
+    printed?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// What is to be done, from the options or from a report.
