@@ -394,8 +394,8 @@ impl Context {
 
     /// Has `callback` called for what happens without being asked for: loss and return of the NIC, changes of the
     /// port's state and other asynchronous events of the verbs device, the first error of each CQ once a kernel has
-    /// found it, and what the NIC says of QPs and CQs that are made while there is a callback. Within 10 ms, if the machine lets the thread run. What the broker has told before and nobody has heard
-    /// comes first.
+    /// found it, and what the NIC says of QPs and CQs that are made while there is a callback. Within 10 ms, if the
+    /// machine lets the thread run. What the broker has told before and nobody has heard comes first.
     ///
     /// It is called on a thread of the context's, one call at a time, with no lock held. It may call everything of this
     /// library, set another callback, and drop the context, after which it is not called again. It may not wait for a

@@ -78,7 +78,7 @@ struct Armed {
     arrivals: Arc<Arrivals>,
 }
 
-/// A ring of completions in broker memory. It serves one work queue.
+/// A ring of completions. It serves one work queue.
 #[derive(Debug)]
 pub struct CompletionQueue {
     // Dropped in this order: what looks at the handle or writes to the memory, the object, then what it is armed by, the

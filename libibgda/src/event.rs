@@ -50,7 +50,7 @@ pub enum AsyncEventKind {
         /// `enum ibv_event_type`.
         event: u32,
     },
-    /// The NIC told of a queue pair, made while the context had a callback.
+    /// The NIC told of a queue pair, made while the context had a callback, or on route proxy.
     QueuePair {
         /// The QP.
         qpn: u32,

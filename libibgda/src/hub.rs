@@ -3,7 +3,7 @@
 //!
 //! A thread takes them from the NIC: from the kernel's DevX event channel, of which each context that needs it has one,
 //! or from the model, which has one queue of events for each of its NICs. The thread begins with the first queue that
-//! wants events and ends with the last.
+//! wants events, and ends with the context and its queues.
 
 #[cfg(feature = "loopback")]
 use crate::loopback;

@@ -162,7 +162,17 @@ pub(crate) const QP_2ERR_BYTES: usize = 0x10;
 /// Where `qpc` begins in `create_qp_in` and in the state changes.
 pub(crate) const QP_QPC: usize = 0x18;
 /// Where `ads`, the primary address path, begins in `qpc`.
-pub(crate) const QPC_PATH: usize = 0x18;
+const QPC_PATH: usize = 0x18;
+
+/// A field of the QP's context in those commands.
+pub(crate) fn ctx(field: Field) -> Field {
+    field.at(QP_QPC)
+}
+
+/// A field of its address path.
+pub(crate) fn ads(field: Field) -> Field {
+    field.at(QP_QPC + QPC_PATH)
+}
 
 fields! {
     /// `qpc`.

@@ -13,7 +13,7 @@ use crate::{
     error::{Error, Result, Source},
     exported::{ExportedMemory, Place},
     hub::Subscription,
-    ifc::{self, Block, Field, opcode, path, qp, qpc},
+    ifc::{self, Block, ads, ctx, opcode, path, qp, qpc},
     memory::{Access, PAGE_BYTES},
     nic::Object,
     pci::Bdf,
@@ -196,14 +196,6 @@ fn collapsed(send_cq: &CompletionQueue) -> u32 {
 
 fn random_psn() -> u32 {
     RandomState::new().build_hasher().finish() as u32 & 0xff_ffff
-}
-
-/// A field of the QP's context, and one of its address path.
-fn ctx(field: Field) -> Field {
-    field.at(ifc::QP_QPC)
-}
-fn ads(field: Field) -> Field {
-    field.at(ifc::QP_QPC + ifc::QPC_PATH)
 }
 
 type Command = Block<{ ifc::QP_BYTES }>;

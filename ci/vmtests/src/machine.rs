@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The virtual machine: its functions, the broker's policy, the model's counters, and ways to break things.
 
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::{
     collections::BTreeMap,
     env, fmt, fs,
-    io::{BufRead, BufReader, Write},
     path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
@@ -135,22 +134,7 @@ pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
 
 /// Asks or tells the model, at once: no program is started for it.
 pub fn ask_model(command: &str, args: &[&str]) -> Value {
-    const PORT: &str = "/dev/virtio-ports/org.ibgda.model";
-    let port = fs::File::options().read(true).write(true).open(PORT);
-    let mut port = port.unwrap_or_else(|error| panic!("open {PORT}: {error}"));
-    // The newline before ends whatever an earlier client left unfinished.
-    let request = format!("\n{}\n", json!({"command": command, "args": args}));
-    port.write_all(request.as_bytes()).expect("ask the model");
-    let mut answer = String::new();
-    BufReader::new(port)
-        .read_line(&mut answer)
-        .expect("hear the model");
-    let answer: Value = serde_json::from_str(&answer).expect("the model answers with JSON");
-    assert!(
-        answer.get("error").is_none(),
-        "{command} {args:?}: {answer}"
-    );
-    answer
+    ibgda_hil::machine::ask_model(command, args).unwrap_or_else(|error| panic!("{error:#}"))
 }
 
 /// The model's numbers of live objects of one NIC, by kind.

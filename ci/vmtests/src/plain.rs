@@ -2,15 +2,14 @@
 //! A queue pair by mlx5dv alone, of the objects that libibgda makes: a doorbell page, and memory, a UMEM and a firmware
 //! object for the completion queue and for the queue pair.
 
-use crate::verbs::{Command, Object, UarMapping, Umem, Verbs};
+use crate::verbs::{
+    MTU_4096, Object, Place, UarMapping, Umem, Verbs, connect_to_itself, create_cq, create_qp,
+};
 use ibgda_verbs_sys::uverbs::Uar;
 use memmap2::MmapMut;
 
 const CQE: usize = 64;
 const WQEBB: usize = 64;
-/// Of `create_qp_in`, its context, and the address path in it.
-const QPC: usize = 0x18;
-const PATH: usize = QPC + 0x18;
 
 /// What every queue pair of a context needs to know once.
 #[derive(Debug)]
@@ -38,62 +37,21 @@ impl<'a> Plain<'a> {
     pub fn connected(&self, depth: usize) -> PlainQp<'a> {
         let cq_memory = memory(depth * CQE + 64);
         let (cq_umem, cq_id) = umem(self.verbs, &cq_memory);
-        let log = u64::from(depth.ilog2());
-        let cq = Object::create(
-            self.verbs,
-            Command::new(0x400, 0x110)
-                .set((0x50, 0, 64), 0)
-                .set((0x58, 0, 32), cq_id)
-                .set((0x5c, 0, 1), 1)
-                .set((0x10, 6, 1), 1)
-                .set((0x14, 0, 32), cq_id)
-                .set((0x1c, 3, 5), log)
-                .set((0x1d, 0, 24), self.uar.page_id.into())
-                .set((0x24, 0, 32), self.eqn)
-                .set((0x48, 0, 64), (depth * CQE) as u64),
-        );
+        let place = |umem, record: usize, uar: &Uar| Place {
+            umem,
+            queue: 0,
+            record: record as u64,
+            log_entries: depth.ilog2().into(),
+            uar_page: uar.page_id.into(),
+        };
+        let cq = create_cq(self.verbs, &place(cq_id, depth * CQE, &self.uar), self.eqn);
 
         let uar = self.verbs.alloc_uar();
         let page = self.verbs.map(&uar);
         let memory = memory(depth * WQEBB + 128);
         let (umem, id) = umem(self.verbs, &memory);
-        let qp = Object::create(
-            self.verbs,
-            Command::new(0x500, 0x110)
-                .set((0x100, 0, 64), 0)
-                .set((0x108, 0, 32), id)
-                .set((0x10c, 0, 1), 1)
-                .set((QPC + 0x02, 3, 2), 3)
-                .set((QPC + 0x05, 0, 24), self.pdn)
-                .set((QPC + 0x0a, 1, 4), log)
-                .set((QPC + 0x0d, 0, 24), uar.page_id.into())
-                .set((QPC + 0x7d, 0, 24), cq.number.into())
-                .set((QPC + 0x9d, 0, 24), cq.number.into())
-                .set((QPC + 0xa0, 0, 64), (depth * WQEBB) as u64)
-                .set((QPC + 0xac, 5, 3), 3)
-                .set((QPC + 0xd0, 3, 1), 1)
-                .set((QPC + 0xe4, 0, 32), id),
-        );
-        let change = |opcode| {
-            Command::new(opcode, 0x110)
-                .set((0x09, 0, 24), qp.number.into())
-                .set((QPC + 0x02, 3, 2), 3)
-                .set((QPC + 0x92, 1, 1), 1)
-                .set((PATH + 0x25, 0, 8), 1)
-        };
-        qp.modify(change(0x502));
-        qp.modify(
-            change(0x503)
-                .set((QPC + 0x08, 0, 3), 5)
-                .set((QPC + 0x08, 3, 5), 30)
-                .set((QPC + 0x15, 0, 24), qp.number.into())
-                .set((PATH + 0x06, 0, 16), self.lid),
-        );
-        qp.modify(
-            change(0x504)
-                .set((QPC + 0x71, 5, 3), 7)
-                .set((PATH + 0x08, 0, 5), 14),
-        );
+        let qp = create_qp(self.verbs, &place(id, depth * WQEBB, &uar), self.pdn, &cq);
+        connect_to_itself(&qp, self.lid, MTU_4096);
         PlainQp {
             _qp: qp,
             _cq: cq,

@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The `ibgda` command, and what it said.
+//! A program that runs, and what it said; the `ibgda` command above all.
 
-use std::process::{Command, Output};
+use std::{
+    io::{BufRead as _, BufReader, Read},
+    process::{Child, Command, Output, Stdio},
+    sync::mpsc::{Receiver, channel},
+    thread,
+};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
@@ -17,6 +22,11 @@ pub struct Said {
     pub errors: String,
 }
 
+fn has(said: &Said, text: &str, words: &str) -> Result<()> {
+    ensure!(text.contains(words), "{words:?} is missing: {said:#?}");
+    Ok(())
+}
+
 impl Said {
     pub fn new(output: Output) -> Result<Self> {
         Ok(Self {
@@ -24,6 +34,12 @@ impl Said {
             output: String::from_utf8(output.stdout)?,
             errors: String::from_utf8(output.stderr)?,
         })
+    }
+
+    /// Runs a program to its end.
+    pub fn by(command: &mut Command) -> Result<Self> {
+        let output = command.output();
+        Self::new(output.with_context(|| format!("start {command:?}"))?)
     }
 
     pub fn ended_with(self, status: i32) -> Result<Self> {
@@ -36,18 +52,22 @@ impl Said {
     }
 
     pub fn output_has(&self, words: &str) -> Result<&Self> {
-        ensure!(
-            self.output.contains(words),
-            "{words:?} is missing: {self:#?}"
-        );
+        has(self, &self.output, words).map(|()| self)
+    }
+
+    pub fn output_has_all(&self, all: &[&str]) -> Result<&Self> {
+        all.iter()
+            .try_for_each(|words| has(self, &self.output, words))?;
         Ok(self)
     }
 
     pub fn errors_have(&self, words: &str) -> Result<&Self> {
-        ensure!(
-            self.errors.contains(words),
-            "{words:?} is missing: {self:#?}"
-        );
+        has(self, &self.errors, words).map(|()| self)
+    }
+
+    pub fn errors_have_all(&self, all: &[&str]) -> Result<&Self> {
+        all.iter()
+            .try_for_each(|words| has(self, &self.errors, words))?;
         Ok(self)
     }
 
@@ -56,12 +76,116 @@ impl Said {
     }
 }
 
-/// Runs it to its end.
+/// Runs the command to its end.
 pub fn ibgda(arguments: &[&str]) -> Result<Said> {
-    Said::new(
-        Command::new(PROGRAM)
-            .args(arguments)
-            .output()
-            .context(PROGRAM)?,
-    )
+    Said::by(Command::new(PROGRAM).args(arguments))
+}
+
+/// Lines that a thread takes as they come, so that a program is never held up by a full pipe.
+struct Lines {
+    lines: Receiver<String>,
+    said: String,
+}
+
+impl Lines {
+    fn of(stream: impl Read + Send + 'static) -> Self {
+        let (sender, lines) = channel();
+        thread::spawn(move || {
+            let mut stream = BufReader::new(stream);
+            let mut line = Vec::new();
+            while stream
+                .read_until(b'\n', &mut line)
+                .is_ok_and(|bytes| bytes > 0)
+            {
+                if sender
+                    .send(String::from_utf8_lossy(&line).into_owned())
+                    .is_err()
+                {
+                    return;
+                }
+                line.clear();
+            }
+        });
+        Self {
+            lines,
+            said: String::new(),
+        }
+    }
+
+    /// Waits for a line with these words; `None`: the stream has ended without them.
+    fn until(&mut self, words: &str) -> Option<String> {
+        loop {
+            let line = self.lines.recv().ok()?;
+            self.said += &line;
+            if line.contains(words) {
+                return Some(line);
+            }
+        }
+    }
+
+    /// All that was said, when the stream has ended.
+    fn all(&mut self) -> String {
+        self.said.extend(self.lines.iter());
+        std::mem::take(&mut self.said)
+    }
+}
+
+/// A program that is still at it; killed when dropped.
+pub struct Running {
+    pub child: Child,
+    output: Lines,
+    errors: Lines,
+}
+
+impl Running {
+    pub fn start(command: &mut Command) -> Result<Self> {
+        let mut child = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("start {command:?}"))?;
+        Ok(Self {
+            output: Lines::of(child.stdout.take().context("it is piped")?),
+            errors: Lines::of(child.stderr.take().context("it is piped")?),
+            child,
+        })
+    }
+
+    /// Waits for a line of its output with these words. Its own waits are bounded, and so is this.
+    pub fn says(&mut self, words: &str) -> Result<String> {
+        let found = self.output.until(words);
+        self.found(found, words)
+    }
+
+    /// Waits for a line of its errors with these words.
+    pub fn hears(&mut self, words: &str) -> Result<String> {
+        let found = self.errors.until(words);
+        self.found(found, words)
+    }
+
+    fn found(&mut self, line: Option<String>, words: &str) -> Result<String> {
+        if line.is_none() {
+            let end = self.end();
+            anyhow::bail!("it ended without saying {words:?}: {end:?}");
+        }
+        line.context("there is one")
+    }
+
+    /// Waits for its end; what it said.
+    pub fn end(&mut self) -> Result<Said> {
+        let (output, errors) = (self.output.all(), self.errors.all());
+        Ok(Said {
+            status: self.child.wait()?.code().context("a signal ended it")?,
+            output,
+            errors,
+        })
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
 }

@@ -327,6 +327,85 @@ pub struct Loopback<'a> {
     _verbs: &'a Verbs,
 }
 
+// Places in commands are those of mlx5_ifc.h: cqc at 0x10, qpc at 0x18, its primary address path at 0x18 in it.
+const QPC: usize = 0x18;
+const PATH: usize = QPC + 0x18;
+
+/// `enum ibv_mtu`.
+pub(crate) const MTU_256: u64 = 1;
+pub(crate) const MTU_4096: u64 = 5;
+
+/// Where a queue and its doorbell record lie in a UMEM, and the page that it is rung by.
+pub(crate) struct Place {
+    pub(crate) umem: u64,
+    pub(crate) queue: u64,
+    pub(crate) record: u64,
+    pub(crate) log_entries: u64,
+    pub(crate) uar_page: u64,
+}
+
+/// CREATE_CQ, with overruns ignored.
+pub(crate) fn create_cq(verbs: &Verbs, place: &Place, eqn: u64) -> Object {
+    Object::create(
+        verbs,
+        Command::new(0x400, 0x110)
+            .set((0x50, 0, 64), place.queue)
+            .set((0x58, 0, 32), place.umem)
+            .set((0x5c, 0, 1), 1)
+            .set((0x10, 6, 1), 1)
+            .set((0x14, 0, 32), place.umem)
+            .set((0x1c, 3, 5), place.log_entries)
+            .set((0x1d, 0, 24), place.uar_page)
+            .set((0x24, 0, 32), eqn)
+            .set((0x48, 0, 64), place.record),
+    )
+}
+
+/// CREATE_QP of an RC QP that only sends, for which both CQs are this one.
+pub(crate) fn create_qp(verbs: &Verbs, place: &Place, pdn: u64, cq: &Object) -> Object {
+    Object::create(
+        verbs,
+        Command::new(0x500, 0x110)
+            .set((0x100, 0, 64), place.queue)
+            .set((0x108, 0, 32), place.umem)
+            .set((0x10c, 0, 1), 1)
+            .set((QPC + 0x02, 3, 2), 3)
+            .set((QPC + 0x05, 0, 24), pdn)
+            .set((QPC + 0x0a, 1, 4), place.log_entries)
+            .set((QPC + 0x0d, 0, 24), place.uar_page)
+            .set((QPC + 0x7d, 0, 24), cq.number.into())
+            .set((QPC + 0x9d, 0, 24), cq.number.into())
+            .set((QPC + 0xa0, 0, 64), place.record)
+            .set((QPC + 0xac, 5, 3), 3)
+            .set((QPC + 0xd0, 3, 1), 1)
+            .set((QPC + 0xe4, 0, 32), place.umem),
+    )
+}
+
+/// RST2INIT, INIT2RTR and RTR2RTS of a QP whose peer is itself.
+pub(crate) fn connect_to_itself(qp: &Object, lid: u64, mtu: u64) {
+    let change = |opcode| {
+        Command::new(opcode, 0x110)
+            .set((0x09, 0, 24), qp.number.into())
+            .set((QPC + 0x02, 3, 2), 3)
+            .set((QPC + 0x92, 1, 1), 1)
+            .set((PATH + 0x25, 0, 8), 1)
+    };
+    qp.modify(change(0x502));
+    qp.modify(
+        change(0x503)
+            .set((QPC + 0x08, 0, 3), mtu)
+            .set((QPC + 0x08, 3, 5), 30)
+            .set((QPC + 0x15, 0, 24), qp.number.into())
+            .set((PATH + 0x06, 0, 16), lid),
+    );
+    qp.modify(
+        change(0x504)
+            .set((QPC + 0x71, 5, 3), 7)
+            .set((PATH + 0x08, 0, 5), 14),
+    );
+}
+
 #[repr(align(4096))]
 #[derive(Debug)]
 struct Aligned<const N: usize>([u8; N]);
@@ -346,59 +425,16 @@ impl<'a> Loopback<'a> {
         let mr = verbs.register(memory.0.as_mut_ptr(), PAGE);
         let umem_id = umem.id();
 
-        // Places are those of mlx5_ifc.h: cqc at 0x10, qpc at 0x18, its primary address path at 0x18 in it.
-        let cq = Object::create(
-            verbs,
-            Command::new(0x400, 0x110)
-                .set((0x50, 0, 64), CQ as u64)
-                .set((0x58, 0, 32), umem_id)
-                .set((0x5c, 0, 1), 1)
-                .set((0x10, 6, 1), 1)
-                .set((0x14, 0, 32), umem_id)
-                .set((0x1c, 3, 5), LOG_ENTRIES)
-                .set((0x1d, 0, 24), uar.page_id.into())
-                .set((0x24, 0, 32), eqn)
-                .set((0x48, 0, 64), CQ_RECORD as u64),
-        );
-        const QPC: usize = 0x18;
-        const PATH: usize = QPC + 0x18;
-        let qp = Object::create(
-            verbs,
-            Command::new(0x500, 0x110)
-                .set((0x100, 0, 64), SQ as u64)
-                .set((0x108, 0, 32), umem_id)
-                .set((0x10c, 0, 1), 1)
-                .set((QPC + 0x02, 3, 2), 3)
-                .set((QPC + 0x05, 0, 24), pdn)
-                .set((QPC + 0x0a, 1, 4), LOG_ENTRIES)
-                .set((QPC + 0x0d, 0, 24), uar.page_id.into())
-                .set((QPC + 0x7d, 0, 24), cq.number.into())
-                .set((QPC + 0x9d, 0, 24), cq.number.into())
-                .set((QPC + 0xa0, 0, 64), SQ_RECORD as u64)
-                .set((QPC + 0xac, 5, 3), 3)
-                .set((QPC + 0xd0, 3, 1), 1)
-                .set((QPC + 0xe4, 0, 32), umem_id),
-        );
-        let change = |opcode| {
-            Command::new(opcode, 0x110)
-                .set((0x09, 0, 24), qp.number.into())
-                .set((QPC + 0x02, 3, 2), 3)
-                .set((QPC + 0x92, 1, 1), 1)
-                .set((PATH + 0x25, 0, 8), 1)
+        let place = |queue: usize, record: usize| Place {
+            umem: umem_id,
+            queue: queue as u64,
+            record: record as u64,
+            log_entries: LOG_ENTRIES,
+            uar_page: uar.page_id.into(),
         };
-        qp.modify(change(0x502));
-        qp.modify(
-            change(0x503)
-                .set((QPC + 0x08, 0, 3), 1)
-                .set((QPC + 0x08, 3, 5), 30)
-                .set((QPC + 0x15, 0, 24), qp.number.into())
-                .set((PATH + 0x06, 0, 16), lid),
-        );
-        qp.modify(
-            change(0x504)
-                .set((QPC + 0x71, 5, 3), 7)
-                .set((PATH + 0x08, 0, 5), 14),
-        );
+        let cq = create_cq(verbs, &place(CQ, CQ_RECORD), eqn);
+        let qp = create_qp(verbs, &place(SQ, SQ_RECORD), pdn, &cq);
+        connect_to_itself(&qp, lid, MTU_256);
         Self {
             qp,
             _cq: cq,

@@ -11,6 +11,7 @@ use ibgda::{
     abi::{IBGDA_CQE_REQ_ERR, IBGDA_NO_DOORBELL, IBGDA_UNSIGNALED, ibgda_qp, ibgda_region},
     capi,
 };
+use ibgda_hil::rig::{self, connect, make_qp, pattern};
 use ibgda_test_kernels::{Poller, Poster, SharedPoster};
 use ibgda_vmtests::process::{End, in_child};
 use memmap2::{MmapOptions, MmapRaw};
@@ -22,7 +23,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use support::{Machine, model_count, model_objects};
+use support::{Machine, contents, model_count, model_objects, poster};
 
 /// For what must happen; much longer than it takes.
 const PATIENCE: u64 = 60_000_000_000;
@@ -40,23 +41,7 @@ struct Link {
 }
 
 fn open(machine: &Machine, nic: usize) -> Result<Context> {
-    let options = OpenOptions::new(machine.nics[nic].to_string(), machine.gpu);
-    Ok(Context::open(&options)?)
-}
-
-fn make_qp(context: &Context, options: &QueuePairOptions) -> Result<QueuePair> {
-    let send_cq = context.create_cq(options.send_depth)?;
-    let recv_cq = (options.recv_depth != 0)
-        .then(|| context.create_cq(options.recv_depth))
-        .transpose()?;
-    Ok(context.create_qp(options, &send_cq, recv_cq.as_ref())?)
-}
-
-fn connect(one: &QueuePair, other: &QueuePair) -> Result<()> {
-    let (from_one, from_other) = (one.address().to_bytes(), other.address().to_bytes());
-    one.connect(&QpAddress::from_bytes(&from_other)?)?;
-    other.connect(&QpAddress::from_bytes(&from_one)?)?;
-    Ok(())
+    rig::open(machine, nic, Route::Auto)
 }
 
 impl Link {
@@ -89,23 +74,6 @@ impl Link {
         let (local, lkey) = (self.source.address() + from, self.source.lkey());
         self.poster().put(remote, rkey, local, lkey, bytes, flags)
     }
-}
-
-fn poster(qp: &mut QueuePair) -> Poster {
-    // SAFETY: the QP and what it names outlive each call of the poster, and each test uses it from one thread.
-    unsafe { Poster::new(qp.device_handle()) }
-}
-
-fn pattern(bytes: usize, seed: u8) -> Vec<u8> {
-    (0..bytes)
-        .map(|i| (i as u8).wrapping_mul(37) ^ (i >> 8) as u8 ^ (i >> 16) as u8 ^ seed)
-        .collect()
-}
-
-fn contents(region: &MemoryRegion, bytes: usize) -> Result<Vec<u8>> {
-    let mut data = vec![0; bytes];
-    region.read(0, &mut data)?;
-    Ok(data)
 }
 
 #[test]
@@ -817,7 +785,7 @@ fn opening_says_what_is_wrong() -> Result<()> {
     .context("port 9 was opened")?;
     ensure!(error.to_string().contains("port 9"), "{error}");
 
-    machine.allowed.clear();
+    machine.withdraw();
     refuse(
         &nic.to_string(),
         gpu,

@@ -59,7 +59,7 @@ fn the_best_route_is_taken_and_a_lesser_one_when_asked_for() -> Result<()> {
 #[test]
 fn a_route_that_cannot_be_had_is_refused_with_the_reason() -> Result<()> {
     let mut machine = Machine::take();
-    machine.allowed.clear();
+    machine.withdraw();
     for route in [Route::Direct, Route::CpuDoorbell] {
         let error = open(&machine, 0, route)
             .err()

@@ -11,7 +11,7 @@ use std::{
     sync::atomic::{AtomicU8, Ordering},
 };
 
-pub(super) const PAGE: u64 = 4096;
+pub(super) use crate::memory::PAGE_BYTES as PAGE;
 
 /// Of an entry of `pagemap` (Documentation/admin-guide/mm/pagemap.rst).
 const PRESENT: u64 = 1 << 63;

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     devx,
     error::{Error, Result},
-    ifc::{self, Block, Field, cqc, create_cq, header, opcode, path, qp, qpc},
+    ifc::{self, Block, Field, ads, cqc, create_cq, ctx, header, opcode, path, qp, qpc},
 };
 use ibgda_device::abi::{IBGDA_CQE_BYTES, IBGDA_RECV_WQE_BYTES, IBGDA_WQEBB_BYTES};
 use ibgda_verbs_sys::{
@@ -142,14 +142,6 @@ fn unknown(what: &str, why: impl Into<String>) -> Error {
         why,
         "use another route for it",
     )
-}
-
-/// A field of the QP's context, and one of its address path.
-fn ctx(field: Field) -> Field {
-    field.at(ifc::QP_QPC)
-}
-fn ads(field: Field) -> Field {
-    field.at(ifc::QP_QPC + ifc::QPC_PATH)
 }
 
 impl Object {

@@ -9,7 +9,7 @@ mod list;
 pub mod loss;
 pub mod machine;
 pub mod many;
-mod rig;
+pub mod rig;
 pub mod verbs;
 
 pub use list::List;

@@ -56,13 +56,20 @@ impl Machine {
     }
 }
 
-impl Drop for Machine {
-    fn drop(&mut self) {
+impl Machine {
+    /// Takes back what `take` has allowed.
+    pub fn withdraw(&mut self) {
         for entry in self.allowed.drain(..) {
             if let Err(error) = fs::remove_dir(&entry) {
                 eprintln!("rmdir {}: {error}", entry.display());
             }
         }
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        self.withdraw();
     }
 }
 
@@ -80,8 +87,11 @@ pub fn ask_model(command: &str, arguments: &[&str]) -> Result<Value> {
     // The newline before ends whatever an earlier client left unfinished.
     port.write_all(format!("\n{request}\n").as_bytes())?;
     for line in BufReader::new(port).lines() {
-        let answer: Value = serde_json::from_str(&line?)?;
-        if answer["id"] == id {
+        let mut answer: Value = serde_json::from_str(&line?)?;
+        let its_id = answer
+            .as_object_mut()
+            .and_then(|answer| answer.remove("id"));
+        if its_id == Some(json!(id)) {
             ensure!(
                 answer.get("error").is_none(),
                 "{command} {arguments:?}: {answer}"

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! examples/all-reduce, CPU threads standing in for the GPU: each rank a process, several on one NIC.
 
-use crate::program::{Said, allow_all};
+use crate::program::allow_all;
 use anyhow::{Result, ensure};
 use ibgda_vmtests::machine::{Allowed, gpus, nics};
+use ibgda_vmtests::said::Said;
 use std::{
     process::Command,
     time::{Duration, Instant},
@@ -30,9 +31,9 @@ fn two_and_four_ranks_equal_the_plain_sum_on_every_route() -> Result<()> {
                 "--calls",
                 "2",
             ])?;
-            said.ended_with(0)?;
+            let said = said.ended_with(0)?;
             for rank in 0..ranks {
-                said.output_has(&[
+                said.output_has_all(&[
                     &format!("rank {rank}: NIC mlx5_{}, route {route}", rank % 2),
                     &format!("rank {rank}: 4 all-reduces of 10007 elements over {ranks} ranks equal the plain sum"),
                 ])?;
@@ -63,10 +64,10 @@ fn a_rank_with_a_wrong_rkey_is_named_by_the_others() -> Result<()> {
         "{:?}",
         start.elapsed()
     );
-    said.ended_with(1)?
-        .errors_have(&["rank 2: all_reduce_ring, ", "IBGDA_ERR_REMOTE_ACCESS"])?;
+    let said = said.ended_with(1)?;
+    said.errors_have_all(&["rank 2: all_reduce_ring, ", "IBGDA_ERR_REMOTE_ACCESS"])?;
     for rank in [0, 1, 3] {
-        said.errors_have(&[&format!("rank {rank}: rank 2 is gone: all_reduce_ring, ")])?;
+        said.errors_have_all(&[&format!("rank {rank}: rank 2 is gone: all_reduce_ring, ")])?;
     }
     Ok(())
 }
@@ -77,7 +78,7 @@ fn a_pair_that_is_not_allowed_is_refused() -> Result<()> {
     // By a route for which the broker must grant: auto takes the proxy then.
     run(&["--ranks", "2", "--route", "direct"])?
         .ended_with(1)?
-        .errors_have(&[
+        .errors_have_all(&[
             "rank 1: IBGDA_IOC_BIND",
             "the policy does not allow this pair",
             "rank 0: rank 1 is gone",

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! examples/communicator-rust: ranks as processes, here and as if on several hosts, and what they say of each other.
 
-use crate::program::{Running, Said, allow_all};
+use crate::program::allow_all;
 use anyhow::{Context as _, Result, ensure};
 use ibgda_vmtests::machine::{Allowed, gpus, nics, settle};
+use ibgda_vmtests::said::{Running, Said};
 use std::{
     process::Command,
     time::{Duration, Instant},
@@ -23,9 +24,9 @@ fn processes_exchange_blocks_on_every_route() -> Result<()> {
         let said = Said::by(&mut program(&[
             "--ranks", "4", "--rounds", "5", "--route", route,
         ]))?;
-        said.ended_with(0)?;
+        let said = said.ended_with(0)?;
         for rank in 0..4 {
-            said.output_has(&[
+            said.output_has_all(&[
                 &format!("NIC mlx5_{}, route {route}", rank % 2),
                 &format!("rank {rank}: 5 rounds with 3 peers, every byte right"),
             ])?;
@@ -41,10 +42,10 @@ fn ranks_that_are_started_one_by_one_meet() -> Result<()> {
     // The other comes first, as it may on another host.
     let mut one = Running::start(program(&common).args(["--rank", "1"]))?;
     let zero = Said::by(program(&common).args(["--rank", "0"]))?;
-    zero.ended_with(0)?.output_has(&["rank 0: 2 rounds"])?;
+    zero.ended_with(0)?.output_has_all(&["rank 0: 2 rounds"])?;
     one.end()?
         .ended_with(0)?
-        .output_has(&["rank 1: 2 rounds"])?;
+        .output_has_all(&["rank 1: 2 rounds"])?;
     Ok(())
 }
 
@@ -81,7 +82,7 @@ fn a_rank_that_is_killed_is_named_by_the_others_and_leaves_nothing() -> Result<(
         "{:?}",
         start.elapsed()
     );
-    said.ended_with(1)?.errors_have(&[
+    said.ended_with(1)?.errors_have_all(&[
         "rank 0: rank 1 is gone: its process has ended",
         "rank 2: rank 1 is gone: its process has ended",
     ])?;
@@ -96,7 +97,7 @@ fn a_rank_that_may_not_use_its_nic_says_so_to_all() -> Result<()> {
     // By a route for which the broker must grant: auto takes the proxy then.
     Said::by(&mut program(&["--ranks", "2", "--route", "direct"]))?
         .ended_with(1)?
-        .errors_have(&[
+        .errors_have_all(&[
             "rank 1: IBGDA_IOC_BIND",
             "the policy does not allow this pair",
             "rank 0: rank 1 is gone: IBGDA_IOC_BIND",

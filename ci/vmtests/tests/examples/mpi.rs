@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! examples/mpi, compiled in the guest against the checkout's headers and library, and started by Open MPI.
 
-use crate::program::{Said, allow_all};
+use crate::program::allow_all;
 use anyhow::Result;
 use ibgda_vmtests::machine::{gpus, nics};
+use ibgda_vmtests::said::Said;
 use std::{env, fs, process::Command};
 
 const PROGRAM: &str = "/tmp/ibgda-mpi-alltoall";
@@ -48,9 +49,9 @@ fn ranks_of_mpi_exchange_blocks() -> Result<()> {
     let nics: Vec<_> = nics().iter().map(ToString::to_string).collect();
     for ranks in [2, 4] {
         let said = Said::by(&mut mpirun(ranks, &nics))?;
-        said.ended_with(0)?;
+        let said = said.ended_with(0)?;
         for rank in 0..ranks {
-            said.output_has(&[&format!("rank {rank} of {ranks} on NIC ")])?;
+            said.output_has_all(&[&format!("rank {rank} of {ranks} on NIC ")])?;
         }
     }
     fs::remove_file(PROGRAM)?;
@@ -64,7 +65,7 @@ fn a_rank_without_a_nic_ends_all_and_says_why() -> Result<()> {
     let nics = [nics()[0].to_string(), "mlx5_9".to_owned()];
     Said::by(&mut mpirun(2, &nics))?
         .ended_with(1)?
-        .errors_have(&[
+        .errors_have_all(&[
             "rank 1: open: NIC \"mlx5_9\": ",
             "see ibv_devices for what there is",
         ])?;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! examples/python-ioctl. That its layouts are those of the header is host::python-layout.
 
-use crate::program::{Running, Said, allow_all};
+use crate::program::allow_all;
 use anyhow::{Result, ensure};
 use ibgda_vmtests::machine::{Allowed, gpus, nics, settle};
+use ibgda_vmtests::said::{Running, Said};
 use std::process::Command;
 
 fn program(more: &[&str]) -> Command {
@@ -21,7 +22,7 @@ fn every_ioctl_does_its_part_and_nothing_is_left() -> Result<()> {
     // mlx5_ib makes a few things at the first use, and keeps them.
     Said::by(&mut program(&[]))?.ended_with(0)?;
     let before = settle(0);
-    Said::by(&mut program(&[]))?.ended_with(0)?.output_has(&[
+    Said::by(&mut program(&[]))?.ended_with(0)?.output_has_all(&[
         "ABI 1, features ",
         "before it is bound: IBGDA_IOC_QUEUE_ALLOC (4096 bytes): ENOTCONN: the session is not bound; IBGDA_IOC_BIND first",
         "bound: mlx5_0, path switch",
@@ -42,7 +43,7 @@ fn every_ioctl_does_its_part_and_nothing_is_left() -> Result<()> {
 fn a_pair_that_is_not_allowed_is_refused_with_what_to_do() -> Result<()> {
     Said::by(&mut program(&[]))?
         .ended_with(1)?
-        .errors_have(&[
+        .errors_have_all(&[
             "error: IBGDA_IOC_BIND (GPU ",
             "EACCES: the policy does not allow this pair; as root: mkdir /sys/kernel/config/ibgda/allow",
         ])?;
@@ -55,7 +56,7 @@ fn an_event_from_outside_is_heard() -> Result<()> {
     let mut running = Running::start(&mut program(&["--wait", "60"]))?;
     running.says("waiting up to")?;
     drop(allowed);
-    running.end()?.ended_with(0)?.output_has(&[
+    running.end()?.ended_with(0)?.output_has_all(&[
         "event: lost, reason policy, generation 1",
         "status page: lost, generation 1, reason policy",
         "a lost session: IBGDA_IOC_QUEUE_ALLOC (4096 bytes): ENOLINK",
@@ -69,6 +70,6 @@ fn words_that_are_no_address_are_refused_before_anything_is_done() -> Result<()>
     command.args(["/src/examples/python-ioctl/main.py", "65:00.0", "mlx5_0"]);
     Said::by(&mut command)?
         .ended_with(2)?
-        .errors_have(&["'65:00.0' is no PCI address: write it as lspci -D does"])?;
+        .errors_have_all(&["'65:00.0' is no PCI address: write it as lspci -D does"])?;
     Ok(())
 }

@@ -5,7 +5,7 @@
 use crate::{
     check,
     link::{Link, PATIENCE, ROUTES, open},
-    support::{Machine, inject_fatal_error, tell_model},
+    support::{Machine, ask_model, inject_fatal_error},
 };
 use anyhow::{Context as _, Result, bail, ensure};
 use ibgda::{AsyncEvent, AsyncEventKind, Context, Route, Status, capi};
@@ -160,9 +160,9 @@ fn a_port_that_goes_down_and_comes_back_is_heard_of() -> Result<()> {
             _ => None,
         }
     };
-    tell_model("link", &["nic0", "down"])?;
+    ask_model("link", &["nic0", "down"])?;
     let down = hear(&heard, port(false));
-    tell_model("link", &["nic0", "up"])?;
+    ask_model("link", &["nic0", "up"])?;
     down?;
     hear(&heard, port(true))?;
     // The next test needs it active.
@@ -185,7 +185,7 @@ fn a_withdrawn_permission_is_heard_of_with_its_reason_even_late() -> Result<()> 
         _ => None,
     };
     let heard = listen(&early)?;
-    machine.allowed.clear();
+    machine.withdraw();
     for heard in [heard, listen(&late)?] {
         let (event, _) = hear(&heard, lost)?;
         ensure!(event.to_string().contains("policy withdrawn"), "{event}");

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Two contexts on one route, with a region each and two QPs connected to each other, and what kernels do with them.
 
+pub use crate::support::{contents, poster};
+pub use ibgda_hil::rig::{connect, make_qp, open, pattern};
+
 use crate::support::{Machine, model_count};
 use anyhow::{Context as _, Result, ensure};
 use ibgda::{
-    Access, Context, MemoryRegion, OpenOptions, QpAddress, QueuePair, QueuePairOptions, Route,
-    Status,
+    Access, Context, MemoryRegion, QueuePair, QueuePairOptions, Route, Status,
     abi::{IBGDA_NO_DOORBELL, IBGDA_UNSIGNALED, ibgda_status},
 };
 use ibgda_test_kernels::{Poller, Poster, SharedPoster};
@@ -15,45 +17,6 @@ use std::{thread, time::Duration};
 pub const PATIENCE: u64 = 60_000_000_000;
 /// What the same kernels run on.
 pub const ROUTES: [Route; 3] = [Route::Direct, Route::CpuDoorbell, Route::Proxy];
-
-pub fn open(machine: &Machine, nic: usize, route: Route) -> Result<Context> {
-    Ok(Context::open(&OpenOptions {
-        route,
-        ..OpenOptions::new(machine.nics[nic].to_string(), machine.gpu)
-    })?)
-}
-
-pub fn make_qp(context: &Context, options: &QueuePairOptions) -> Result<QueuePair> {
-    let send_cq = context.create_cq(options.send_depth)?;
-    let recv_cq = (options.recv_depth != 0)
-        .then(|| context.create_cq(options.recv_depth))
-        .transpose()?;
-    Ok(context.create_qp(options, &send_cq, recv_cq.as_ref())?)
-}
-
-pub fn connect(one: &QueuePair, other: &QueuePair) -> Result<()> {
-    let (from_one, from_other) = (one.address().to_bytes(), other.address().to_bytes());
-    one.connect(&QpAddress::from_bytes(&from_other)?)?;
-    other.connect(&QpAddress::from_bytes(&from_one)?)?;
-    Ok(())
-}
-
-pub fn poster(qp: &mut QueuePair) -> Poster {
-    // SAFETY: the QP and what it names outlive each call of the poster, and each test uses it from one thread.
-    unsafe { Poster::new(qp.device_handle()) }
-}
-
-pub fn contents(region: &MemoryRegion, bytes: usize) -> Result<Vec<u8>> {
-    let mut data = vec![0; bytes];
-    region.read(0, &mut data)?;
-    Ok(data)
-}
-
-pub fn pattern(bytes: usize, seed: u8) -> Vec<u8> {
-    (0..bytes)
-        .map(|i| (i as u8).wrapping_mul(37) ^ (i >> 8) as u8 ^ seed)
-        .collect()
-}
 
 pub struct Link {
     pub near: Context,
@@ -90,9 +53,19 @@ impl Link {
         bytes: usize,
         options: &QueuePairOptions,
     ) -> Result<Self> {
+        Self::made(near, far, bytes, |context| make_qp(context, options))
+    }
+
+    /// With QPs that `make` makes.
+    pub fn made(
+        near: Context,
+        far: Context,
+        bytes: usize,
+        make: impl Fn(&Context) -> Result<QueuePair>,
+    ) -> Result<Self> {
         let source = near.alloc(bytes, Access::all())?;
         let target = far.alloc(bytes, Access::all())?;
-        let (qp, peer) = (make_qp(&near, options)?, make_qp(&far, options)?);
+        let (qp, peer) = (make(&near)?, make(&far)?);
         connect(&qp, &peer)?;
         Ok(Self {
             near,

@@ -70,20 +70,7 @@ fn link(
     make: impl Fn(&Context) -> Result<QueuePair>,
 ) -> Result<Link> {
     let (near, far) = (open(machine, 0, route)?, open(machine, 1, route)?);
-    let (source, target) = (
-        near.alloc(4096, Access::all())?,
-        far.alloc(4096, Access::all())?,
-    );
-    let (qp, peer) = (make(&near)?, make(&far)?);
-    connect(&qp, &peer)?;
-    Ok(Link {
-        near,
-        far,
-        source,
-        target,
-        qp,
-        peer,
-    })
+    Link::made(near, far, 4096, make)
 }
 
 /// Puts 8 bytes of the source, by the handle's mode; `wrong` falsifies the rkey.

@@ -41,20 +41,7 @@ fn make_qp(context: &Context) -> Result<QueuePair> {
 /// As `Link::new`, with CQs that have events.
 fn with_events(machine: &Machine, route: Route) -> Result<Link> {
     let (near, far) = (open(machine, 0, route)?, open(machine, 1, route)?);
-    let (source, target) = (
-        near.alloc(4096, Access::all())?,
-        far.alloc(4096, Access::all())?,
-    );
-    let (qp, peer) = (make_qp(&near)?, make_qp(&far)?);
-    connect(&qp, &peer)?;
-    Ok(Link {
-        near,
-        far,
-        source,
-        target,
-        qp,
-        peer,
-    })
+    Link::made(near, far, 4096, make_qp)
 }
 
 fn poller(qp: &QueuePair) -> Poller {
