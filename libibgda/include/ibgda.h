@@ -423,7 +423,8 @@ int ibgda_close(struct ibgda_context *context);
 
 /**
  * Joins the NIC again after it was lost, waiting for it for at most `patience_ms`. No other thread may use the context.
- * EAGAIN, EHOSTDOWN: not back; EACCES: no longer allowed; EINVAL: not lost.
+ * EAGAIN, EHOSTDOWN: not back; ENETDOWN: back, but its port is not active yet; EACCES: no longer allowed; EINVAL: not
+ * lost; EPERM: a forked child. If it fails, it may be called again.
  *
  * # Safety
  * The context is null or of this library, and no other thread uses it meanwhile.

@@ -3,8 +3,8 @@
 
 use crate::{
     error::{Error, Result, Source},
+    mapping::Mapping,
     pci::Bdf,
-    worker::Home,
 };
 use ibgda_uapi::{
     IBGDA_ABI_VERSION, IBGDA_IOC_BIND, IBGDA_IOC_DOORBELL_IMPORT, IBGDA_IOC_EVENTFD,
@@ -15,7 +15,7 @@ use ibgda_uapi::{
     ibgda_link, ibgda_populate, ibgda_queue_alloc, ibgda_release, ibgda_status_map,
 };
 use ibgda_verbs_sys::uverbs::UarType;
-use memmap2::{MmapOptions, MmapRaw};
+use memmap2::MmapOptions;
 use std::{
     ffi::CStr,
     fs::{File, OpenOptions},
@@ -251,8 +251,7 @@ pub(crate) fn reason_text(reason: u32) -> &'static str {
 #[derive(Debug)]
 pub(crate) struct Session {
     file: File,
-    status: MmapRaw,
-    home: Home,
+    status: Mapping,
 }
 
 impl Session {
@@ -311,10 +310,10 @@ impl Session {
             .offset(status.mmap_offset)
             .len(PAGE)
             .map_raw_read_only(&file)
+            .map(Mapping::new)
             .map_err(|error| broker_error("mmap", "status page", &error))?;
 
-        let home = Home::here();
-        Ok((Arc::new(Self { file, status, home }), pair(gpu, nic, &bind)))
+        Ok((Arc::new(Self { file, status }), pair(gpu, nic, &bind)))
     }
 
     /// Joins the NIC again after it was lost and came back.
@@ -328,17 +327,17 @@ impl Session {
 
     /// The status page, for waits of a kernel.
     pub(crate) fn status_page(&self) -> *const u64 {
-        self.status.as_ptr().cast()
+        self.status.address().cast_const().cast()
     }
 
     /// 0 in a forked child, in which the page is not mapped.
     fn status_word(&self, index: u32) -> u64 {
-        if !self.home.is_here() {
+        if !self.status.is_here() {
             return 0;
         }
         // SAFETY: the page is mapped as long as `self` lives, its 64-bit words are aligned, and the kernel, which alone
         // writes them, writes whole words.
-        unsafe { AtomicU64::from_ptr(self.status.as_mut_ptr().cast::<u64>().add(index as usize)) }
+        unsafe { AtomicU64::from_ptr(self.status.address().cast::<u64>().add(index as usize)) }
             .load(Ordering::Acquire)
     }
 
@@ -418,7 +417,7 @@ fn pair(gpu: Bdf, nic: Bdf, bind: &ibgda_bind) -> Pair {
 pub(crate) struct Doorbell {
     session: Arc<Session>,
     handle: u32,
-    page: Option<MmapRaw>,
+    page: Option<Mapping>,
     pub(crate) bar_offset: u64,
 }
 
@@ -457,6 +456,7 @@ impl Doorbell {
             .offset(import.mmap_offset)
             .len(PAGE)
             .map_raw(&session.file)
+            .map(Mapping::new)
             .map_err(|error| {
                 broker_error(
                     "mmap",
@@ -466,7 +466,7 @@ impl Doorbell {
             })?;
         let mut populate = sized::<ibgda_populate>(|populate, size| populate.size = size);
         populate.handle = import.handle;
-        populate.address = page.as_ptr() as u64;
+        populate.address = page.address() as u64;
         call(&session.file, &mut populate).map_err(|error| {
             broker_error(ibgda_populate::NAME, &format!("UAR {page_id:#x}"), &error)
         })?;
@@ -476,7 +476,7 @@ impl Doorbell {
 
     /// Address of the page in this process.
     pub(crate) fn address(&self) -> *mut u8 {
-        self.page.as_ref().expect("mapped by import").as_mut_ptr()
+        self.page.as_ref().expect("mapped by import").address()
     }
 }
 
@@ -492,7 +492,7 @@ impl Drop for Doorbell {
 pub(crate) struct QueueMemory {
     session: Arc<Session>,
     handle: u32,
-    memory: Option<MmapRaw>,
+    memory: Option<Mapping>,
 }
 
 impl QueueMemory {
@@ -519,6 +519,7 @@ impl QueueMemory {
             .offset(alloc.mmap_offset)
             .len(length)
             .map_raw(&session.file)
+            .map(Mapping::new)
             .map_err(|error| {
                 broker_error("mmap", &format!("queue memory, {length} bytes"), &error)
             })?;
@@ -527,14 +528,14 @@ impl QueueMemory {
     }
 
     pub(crate) fn address(&self) -> *mut u8 {
-        self.memory().as_mut_ptr()
+        self.memory().address()
     }
 
     pub(crate) fn len(&self) -> usize {
         self.memory().len()
     }
 
-    fn memory(&self) -> &MmapRaw {
+    fn memory(&self) -> &Mapping {
         self.memory.as_ref().expect("mapped by alloc")
     }
 }

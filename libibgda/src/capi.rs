@@ -360,7 +360,8 @@ pub unsafe extern "C" fn ibgda_close(context: *mut ibgda_context) -> c_int {
 }
 
 /// Joins the NIC again after it was lost, waiting for it for at most `patience_ms`. No other thread may use the context.
-/// EAGAIN, EHOSTDOWN: not back; EACCES: no longer allowed; EINVAL: not lost.
+/// EAGAIN, EHOSTDOWN: not back; ENETDOWN: back, but its port is not active yet; EACCES: no longer allowed; EINVAL: not
+/// lost; EPERM: a forked child. If it fails, it may be called again.
 ///
 /// # Safety
 /// The context is null or of this library, and no other thread uses it meanwhile.

@@ -247,6 +247,7 @@ impl Joined {
 }
 
 /// A session that has begun another generation.
+#[derive(Debug)]
 enum Bound {
     Granted(Arc<broker::Session>, Pair),
     Proxied(Arc<proxy::Session>, u32),
@@ -269,12 +270,27 @@ impl Bound {
             }
         }
     }
+
+    /// Whether that generation is lost in its turn. On the proxy route it begins only when the device is opened.
+    fn is_over(&self) -> bool {
+        let over = |state: SessionState, pair: &Pair| {
+            (state.state, state.generation) != (IBGDA_STATE_READY, pair.generation)
+        };
+        match self {
+            Self::Granted(session, pair) => over(session.state(), pair),
+            Self::Proxied(..) => false,
+            #[cfg(feature = "loopback")]
+            Self::Loopback(session, pair) => over(session.state(), pair),
+        }
+    }
 }
 
 /// A NIC and a GPU that may drive it. Queues and regions made from it live on their own; it may be dropped before them.
 #[derive(Debug)]
 pub struct Context {
     joined: Joined,
+    // By a `rebind` that then could not open the NIC.
+    bound: Option<Bound>,
     wanted: Route,
     monitor: Arc<Monitor>,
     home: Home,
@@ -305,10 +321,29 @@ impl Context {
         monitor.watch(joined.base.device.verbs());
         Ok(Self {
             joined,
+            bound: None,
             wanted: options.route,
             monitor,
             home: Home::here(),
         })
+    }
+
+    fn failed(&self, what: &str, errno: i32, why: String, advice: &str) -> Error {
+        let what = format!("{what} on {}", self.device_name());
+        Error::new(Source::Broker, errno, what, why, advice)
+    }
+
+    /// Whether it is this process's: `EPERM` in a forked child.
+    fn check_home(&self, what: &str) -> Result<()> {
+        if self.home.is_here() {
+            return Ok(());
+        }
+        Err(self.failed(
+            what,
+            libc::EPERM,
+            "the context is of another process, whose child this is".into(),
+            "open a context of your own after fork",
+        ))
     }
 
     /// Whether something can be made from it now: it is this process's, and its NIC is there.
@@ -316,22 +351,13 @@ impl Context {
     /// # Errors
     /// `EPERM`: a forked child; `ENOLINK`: the NIC was lost, and why.
     fn check_usable(&self, what: &str) -> Result<()> {
-        let failed = |errno, why: String, advice: &str| {
-            let what = format!("{what} on {}", self.device_name());
-            Err(Error::new(Source::Broker, errno, what, why, advice))
-        };
-        if !self.home.is_here() {
-            return failed(
-                libc::EPERM,
-                "the context is of another process, whose child this is".into(),
-                "open a context of your own after fork",
-            );
-        }
+        self.check_home(what)?;
         let state = self.state();
         if (state.state, state.generation) == (IBGDA_STATE_READY, self.generation()) {
             return Ok(());
         }
-        failed(
+        Err(self.failed(
+            what,
             libc::ENOLINK,
             format!(
                 "the NIC of generation {} is lost: {}",
@@ -339,47 +365,48 @@ impl Context {
                 state.reason_text()
             ),
             "drop what was made from the context, rebind it, and make new queues and regions",
-        )
+        ))
     }
 
     /// Joins the NIC again after it was lost, and chooses anew between the routes for which the broker grants; a context
     /// on the proxy route stays there. Queues and regions made before stay dead: drop them, and make new ones. The
     /// callback of [`Context::on_error`] stays.
     ///
-    /// Waits up to `patience` for the NIC to come back.
+    /// Waits up to `patience` for the NIC to come back. If it fails, it may be called again.
     ///
     /// # Errors
-    /// `EAGAIN`, `EHOSTDOWN`: it did not; `EACCES`: the pair is no longer allowed; `EINVAL`: it was not lost.
+    /// `EAGAIN`, `EHOSTDOWN`: it did not; `ENETDOWN`: it did, and its port is not active yet; `EACCES`: the pair is no
+    /// longer allowed; `EINVAL`: it was not lost; `EPERM`: in a forked child, at once.
     pub fn rebind(&mut self, patience: Duration) -> Result<()> {
-        let deadline = Instant::now() + patience;
-        let mut bound = None;
+        self.check_home("rebind")?;
+        // A patience beyond the clock's is for ever.
+        let deadline = Instant::now().checked_add(patience);
         loop {
-            // Bound is for good: what is tried again is only the opening of its verbs device.
-            let joined = match bound.take() {
-                Some(bound) => Ok(bound),
-                None => Bound::of(&self.joined.base),
-            }
-            .and_then(|now| {
-                let joined = self.joined.again(&now, self.wanted);
-                bound = Some(now);
-                joined
-            });
-            match joined {
+            let error = match self.join_again() {
                 Ok(joined) => {
                     self.monitor.watch(joined.base.device.verbs());
                     self.joined = joined;
+                    self.bound = None;
                     return Ok(());
                 }
-                Err(error) => {
-                    let not_yet =
-                        bound.is_some() || matches!(error.errno(), libc::EAGAIN | libc::EHOSTDOWN);
-                    if !not_yet || Instant::now() >= deadline {
-                        return Err(error);
-                    }
-                }
+                Err(error) => error,
+            };
+            let not_yet =
+                self.bound.is_some() || matches!(error.errno(), libc::EAGAIN | libc::EHOSTDOWN);
+            if !not_yet || deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Err(error);
             }
             thread::sleep(Duration::from_millis(10));
         }
+    }
+
+    /// Begins a generation, unless one has begun whose NIC could not be opened, and opens the NIC.
+    fn join_again(&mut self) -> Result<Joined> {
+        let bound = match self.bound.take().filter(|bound| !bound.is_over()) {
+            Some(bound) => bound,
+            None => Bound::of(&self.joined.base)?,
+        };
+        self.joined.again(self.bound.insert(bound), self.wanted)
     }
 
     /// The route that doorbells take: never [`Route::Auto`].

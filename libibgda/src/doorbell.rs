@@ -13,7 +13,7 @@ use crate::{
     nic::{Device, Session},
     processor::HostKind,
     proxy,
-    worker::lock,
+    worker::{Home, lock},
 };
 use ibgda_verbs_sys::uverbs::UarType;
 use std::{
@@ -97,6 +97,7 @@ impl DoorbellPage {
 pub(crate) struct DoorbellPool {
     session: Session,
     device: Device,
+    home: Home,
     free: Mutex<Vec<(UarType, DoorbellPage)>>,
 }
 
@@ -105,6 +106,7 @@ impl DoorbellPool {
         Arc::new(Self {
             session: session.clone(),
             device: device.clone(),
+            home: Home::here(),
             free: Mutex::default(),
         })
     }
@@ -175,6 +177,9 @@ impl PooledPage {
 impl Drop for PooledPage {
     fn drop(&mut self) {
         let page = self.page.take().map(|page| (self.kind, page));
-        lock(&self.pool.free).extend(page);
+        // A forked child's copy may be locked for ever.
+        if self.pool.home.is_here() {
+            lock(&self.pool.free).extend(page);
+        }
     }
 }

@@ -147,6 +147,24 @@ impl ExportedMemory {
     }
 }
 
+/// The use of exported memory by one queue, which ends with the queue, or with the attempt to make it.
+#[derive(Debug)]
+pub(crate) struct Claim(Arc<ExportedMemory>);
+
+impl Claim {
+    /// `None`: another queue has it.
+    fn on(memory: &Arc<ExportedMemory>) -> Option<Self> {
+        let taken = memory.used.swap(true, Ordering::AcqRel);
+        (!taken).then(|| Self(Arc::clone(memory)))
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.0.used.store(false, Ordering::Release);
+    }
+}
+
 /// What one queue lies in.
 #[derive(Debug)]
 pub(crate) enum Place {
@@ -154,7 +172,7 @@ pub(crate) enum Place {
     Exported {
         // Before what it names.
         umem: Umem,
-        memory: Arc<ExportedMemory>,
+        memory: Claim,
         /// Whose status page the queue's handle names.
         _session: Session,
     },
@@ -184,24 +202,21 @@ impl Place {
                 "memory_bytes of the queue's options says how many it takes",
             ));
         }
-        if exported.used.swap(true, Ordering::AcqRel) {
+        let Some(memory) = Claim::on(exported) else {
             return Err(Error::new(
                 Source::Argument,
                 libc::EBUSY,
                 what(),
-                "another queue lies in it, or has",
+                "another queue lies in it",
                 "make memory for each queue",
             ));
-        }
-        let prepare = || {
-            exported.fill(0, exported.bytes, 0)?;
-            exported.fill(0, ring, INVALID)?;
-            let (file, offset) = (exported.file.as_fd(), exported.offset);
-            Umem::of_dmabuf(context.device(), file, offset, exported.bytes)
         };
+        exported.fill(0, exported.bytes, 0)?;
+        exported.fill(0, ring, INVALID)?;
+        let (file, offset) = (exported.file.as_fd(), exported.offset);
         Ok(Self::Exported {
-            umem: prepare().inspect_err(|_| exported.used.store(false, Ordering::Release))?,
-            memory: Arc::clone(exported),
+            umem: Umem::of_dmabuf(context.device(), file, offset, exported.bytes)?,
+            memory,
             _session: context.session().clone(),
         })
     }
@@ -211,7 +226,7 @@ impl Place {
         match self {
             Self::Broker(memory) => memory.address(),
             Self::Exported { memory, .. } => {
-                ptr::with_exposed_provenance_mut(memory.address as usize)
+                ptr::with_exposed_provenance_mut(memory.0.address as usize)
             }
         }
     }
@@ -244,7 +259,10 @@ impl Place {
     pub(crate) fn of_processor(&self, processor: &str) -> Result<Option<Range<u64>>> {
         match self {
             Self::Broker(_) => Ok(None),
-            Self::Exported { memory, .. } => match &memory.writer {
+            Self::Exported {
+                memory: Claim(memory),
+                ..
+            } => match &memory.writer {
                 #[cfg(feature = "cuda")]
                 Writer::Gpu(of) if of.gpu().name() == processor => {
                     Ok(Some(memory.address..memory.address + memory.bytes as u64))

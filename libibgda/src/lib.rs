@@ -46,6 +46,7 @@ mod idle;
 mod ifc;
 #[cfg(feature = "loopback")]
 pub mod loopback;
+mod mapping;
 mod memory;
 mod monitor;
 mod nic;

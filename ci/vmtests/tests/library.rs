@@ -13,7 +13,10 @@ use ibgda::{
 };
 use ibgda_hil::rig::{self, connect, make_qp, pattern};
 use ibgda_test_kernels::{Poller, Poster, SharedPoster};
-use ibgda_vmtests::process::{End, in_child};
+use ibgda_vmtests::{
+    machine::wait_until,
+    process::{End, in_child},
+};
 use memmap2::{MmapOptions, MmapRaw};
 use std::{
     env,
@@ -23,7 +26,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use support::{Machine, contents, model_count, model_objects, poster};
+use support::{Machine, ask_model, contents, model_count, model_objects, poster};
 
 /// For what must happen; much longer than it takes.
 const PATIENCE: u64 = 60_000_000_000;
@@ -719,22 +722,66 @@ fn a_cq_of_another_context_is_refused_and_stays_its_own_context_s() -> Result<()
 }
 
 /// A child's copies are its own to drop, and what they stand for is not.
+/// Memory at an address where nothing is mapped.
+fn map_at(address: usize, bytes: usize) -> *mut u8 {
+    // SAFETY: nothing that is mapped is replaced.
+    let memory = unsafe {
+        libc::mmap(
+            ptr::without_provenance_mut(address),
+            bytes,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE,
+            -1,
+            0,
+        )
+    };
+    assert_eq!(memory.addr(), address, "something is mapped there");
+    memory.cast()
+}
+
 #[test]
 fn a_forked_child_that_drops_everything_takes_nothing_from_its_parent() -> Result<()> {
     let machine = Machine::take();
     let mut link = Link::new(&machine, 4096)?;
     let objects = || model_objects(&["pd", "mkey", "cq", "qp", "umem", "uar"]);
     let before = objects()?;
+    let maps = std::fs::read_to_string("/proc/self/maps")?;
+    let of_broker: Vec<_> = maps
+        .lines()
+        .filter(|line| line.ends_with("/dev/ibgda"))
+        .filter_map(|line| line.split_once(' ')?.0.split_once('-'))
+        .filter_map(|(from, to)| {
+            let number = |digits| usize::from_str_radix(digits, 16).ok();
+            Some((number(from)?, number(to)?))
+        })
+        .collect();
+    ensure!(of_broker.len() >= 3, "status, queues, doorbells: {maps}");
     let end = in_child(|| {
         // SAFETY: a copy for this process alone, which ends without dropping the other.
-        let copy = unsafe { ptr::read(&link) };
+        let mut copy = unsafe { ptr::read(&link) };
         let refused = |errno: Option<i32>| errno == Some(libc::EPERM);
+        let start = Instant::now();
+        let again = copy.near.rebind(Duration::from_secs(3600));
+        let at_once = start.elapsed() < Duration::from_secs(60);
+        let rebound = refused(again.err().map(|error| error.errno())) && at_once;
+        // What the child maps where the parent's mappings are, which it has not inherited.
+        let own: Vec<_> = of_broker
+            .iter()
+            .map(|&(from, to)| map_at(from, to - from))
+            .collect();
         let stopped = refused(copy.qp.stop().err().map(|error| error.errno()));
         let memory = copy.near.alloc(4096, Access::all());
         let allocated = refused(memory.err().map(|error| error.errno()));
         let nothing = copy.near.state().state == 0 && copy.qp.counters() == QpCounters::default();
         drop(copy);
-        i32::from(!stopped) | (i32::from(!allocated) << 1) | (i32::from(!nothing) << 2)
+        for memory in &own {
+            // SAFETY: mapped above for this process, if the drop has left it; if not, a signal ends the child.
+            unsafe { memory.write_volatile(1) };
+        }
+        [stopped, allocated, nothing, rebound]
+            .iter()
+            .position(|right| !right)
+            .map_or(0, |which| 1 + which as i32)
     });
     ensure!(end == End::Exit(0), "the child ended by {end:?}");
     ensure!(objects()? == before, "objects of the parent are gone");
@@ -1099,5 +1146,37 @@ fn a_reset_of_the_nic_ends_a_wait_and_the_session_comes_back() -> Result<()> {
     let request = link.put(0, 0, 4096, 0)?;
     link.poster().wait(request, PATIENCE)?;
     ensure!(contents(&link.target, 4096)? == pattern(4096, 3));
+    Ok(())
+}
+
+/// The broker grants another generation as soon as the NIC is back, whether its port is or not: what has been granted is kept
+/// until the NIC can be opened.
+#[test]
+fn rebinding_a_nic_whose_port_is_down_fails_until_it_is_up() -> Result<()> {
+    let machine = Machine::take();
+    for route in [Route::Direct, Route::Proxy] {
+        let mut near = rig::open(&machine, 0, route)?;
+        ask_model("link", &["nic0", "down"])?;
+        support::inject_fatal_error(machine.nics[0])?;
+        wait_until("it is lost", || near.state().state != 1);
+        let refused = (0..2)
+            .map(|_| near.rebind(Duration::from_secs(10)))
+            .collect::<Vec<_>>();
+        ask_model("link", &["nic0", "up"])?;
+        for refused in refused {
+            let error = refused.err().context("the port is down")?;
+            // The proxy joins a device when it works.
+            ensure!(
+                matches!(
+                    (route, error.errno()),
+                    (Route::Direct, libc::ENETDOWN) | (Route::Proxy, libc::EAGAIN)
+                ),
+                "{route}: {error}"
+            );
+            ensure!(error.to_string().contains("port 1"), "{route}: {error}");
+        }
+        near.rebind(Duration::from_nanos(PATIENCE))?;
+        near.create_cq(16).with_context(|| route.to_string())?;
+    }
     Ok(())
 }

@@ -8,46 +8,20 @@ use super::{
 use crate::{
     devx,
     error::{Error, Result, Source},
+    mapping::Mapping,
     memory::{Access, PAGE_BYTES},
-    worker::{Home, lock},
+    worker::lock,
 };
 use ibgda_device::proxy_fault;
 use memmap2::{Advice, MmapOptions, MmapRaw};
 use std::{
     collections::HashMap,
     io,
-    mem::ManuallyDrop,
     sync::{Arc, Mutex},
 };
 
 /// Zeroed pages of this process, which a forked child has no part of.
-#[derive(Debug)]
-pub(super) struct Pages {
-    map: ManuallyDrop<MmapRaw>,
-    home: Home,
-}
-
-impl Pages {
-    pub(super) fn address(&self) -> *mut u8 {
-        self.map.as_mut_ptr()
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.map.len()
-    }
-}
-
-impl Drop for Pages {
-    fn drop(&mut self) {
-        // In a child something else may be mapped there by now.
-        if self.home.is_here() {
-            // SAFETY: it is not used any more.
-            unsafe { ManuallyDrop::drop(&mut self.map) };
-        }
-    }
-}
-
-pub(super) fn pages(what: &str, bytes: usize) -> Result<Pages> {
+pub(super) fn pages(what: &str, bytes: usize) -> Result<Mapping> {
     let length = bytes.next_multiple_of(PAGE_BYTES as usize);
     let map = || {
         let map = MmapOptions::new()
@@ -55,10 +29,7 @@ pub(super) fn pages(what: &str, bytes: usize) -> Result<Pages> {
             .map_anon()
             .map(MmapRaw::from)?;
         map.advise(Advice::DontFork)?;
-        Ok(Pages {
-            map: ManuallyDrop::new(map),
-            home: Home::here(),
-        })
+        Ok(Mapping::new(map))
     };
     map().map_err(|error: io::Error| {
         Error::errno_with(

@@ -83,11 +83,29 @@ impl Session {
         }))
     }
 
+    /// The device, opened, and its port. Where it was lost before, anything that stands in the way is that it is not back.
+    fn find(&self, generation: u32) -> Result<(String, Arc<devx::Device>, Port)> {
+        let find = || {
+            let name = name_of(&self.nic, self.bdf)?;
+            let verbs = devx::Device::open_plain(&name)?;
+            let port = port::active(&verbs, self.port)?;
+            Ok((name, verbs, port))
+        };
+        find().map_err(|error: Error| match generation {
+            1 => error,
+            _ => Error::new(
+                Source::Verbs,
+                libc::EAGAIN,
+                format!("rebind {}", self.nic),
+                format!("it is not back: {}: {}", error.what(), error.why()),
+                "try again in a second",
+            ),
+        })
+    }
+
     /// Opens the device, for the generation that begins with it.
     pub(crate) fn join(self: &Arc<Self>, generation: u32) -> Result<(Arc<Device>, Port, Pair)> {
-        let name = name_of(&self.nic, self.bdf)?;
-        let verbs = devx::Device::open_plain(&name)?;
-        let port = port::active(&verbs, self.port)?;
+        let (name, verbs, port) = self.find(generation)?;
         let is_back = {
             let (nic, bdf, number) = (self.nic.clone(), self.bdf, self.port);
             move || {

@@ -4,7 +4,7 @@
 use super::{
     Device, Session,
     cqe::CqWriter,
-    memory::{Pages, pages},
+    memory::pages,
     names::CqPlace,
     queue::{Phase, Ring, Sender},
     receive::Receiver,
@@ -15,6 +15,7 @@ use crate::{
     devx,
     error::{Error, Result},
     ifc::{self, Block, Field, ads, cqc, create_cq, ctx, header, opcode, path, qp, qpc},
+    mapping::Mapping,
 };
 use ibgda_device::abi::{IBGDA_CQE_BYTES, IBGDA_RECV_WQE_BYTES, IBGDA_WQEBB_BYTES};
 use ibgda_verbs_sys::{
@@ -29,7 +30,7 @@ use std::{
 /// Memory of queues.
 #[derive(Debug)]
 pub(crate) struct QueueMemory {
-    memory: Pages,
+    memory: Mapping,
     // Kernels that use the queues read its status page.
     _session: Arc<Session>,
 }
@@ -80,7 +81,7 @@ impl Drop for Named {
 pub(crate) struct Uar {
     name: Named,
     // After `name` nothing begins to look at it.
-    page: Pages,
+    page: Mapping,
 }
 
 impl Uar {

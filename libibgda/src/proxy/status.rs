@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The status page: what the broker's says to kernels, written by the library.
 
-use super::memory::{Pages, pages};
-use crate::{broker::SessionState, error::Result, event::now_ns, worker::Home};
+use super::memory::pages;
+use crate::{broker::SessionState, error::Result, event::now_ns, mapping::Mapping};
 use ibgda_uapi::{
     IBGDA_STATE_LOST, IBGDA_STATE_READY, IBGDA_STATE_RECOVERED, IBGDA_STATUS_WORD_REASON,
     IBGDA_STATUS_WORD_STATE, IBGDA_STATUS_WORD_TIME,
@@ -12,8 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// A page of words; the state is written last.
 #[derive(Debug)]
 pub(super) struct StatusPage {
-    page: Pages,
-    home: Home,
+    page: Mapping,
 }
 
 fn state_word(generation: u32, state: u32) -> u64 {
@@ -24,7 +23,6 @@ impl StatusPage {
     pub(super) fn new() -> Result<Self> {
         Ok(Self {
             page: pages("a status page", 1)?,
-            home: Home::here(),
         })
     }
 
@@ -43,7 +41,7 @@ impl StatusPage {
 
     /// 0 in a forked child, in which the page is not mapped.
     pub(super) fn state(&self) -> SessionState {
-        let word = |index| match self.home.is_here() {
+        let word = |index| match self.page.is_here() {
             true => self.word(index).load(Ordering::Acquire),
             false => 0,
         };
@@ -81,6 +79,11 @@ impl StatusPage {
                 .store(u64::from(reason) << 32, Ordering::Relaxed);
             self.change(ready, state_word(generation, IBGDA_STATE_LOST));
         }
+    }
+
+    /// Whether this generation is lost, and no other has begun.
+    pub(super) fn is_lost(&self, generation: u32) -> bool {
+        self.now() == state_word(generation, IBGDA_STATE_LOST)
     }
 
     /// It is back, and waits to be joined again as the next generation; unless it has been.

@@ -291,8 +291,10 @@ fn wait_for_return(shared: &Shared, purpose: &Purpose, reason: u32) {
         let _ = take_events(purpose);
         if !told && is_gone(purpose) {
             shared.gone.store(true, Ordering::Release);
-            told = (purpose.is_back)() && purpose.status.recover(purpose.generation);
-            if told {
+            // Whoever joins it may have seen by himself that it is back.
+            told = !purpose.status.is_lost(purpose.generation);
+            if !told && (purpose.is_back)() && purpose.status.recover(purpose.generation) {
+                told = true;
                 tell(
                     purpose,
                     IBGDA_EVENT_RECOVERED,
