@@ -87,6 +87,14 @@ impl Poster {
         })
     }
 
+    /// What to choose, to get the same once more.
+    pub fn on(&self) -> On {
+        match self {
+            Self::Cpu(_) => On::Cpu,
+            Self::Gpu { .. } => On::Gpu,
+        }
+    }
+
     /// `cpu` or `gpu`, for programs.
     pub fn name(&self) -> &'static str {
         match self {

@@ -28,6 +28,12 @@ impl Stop {
         Ok(stop)
     }
 
+    /// One that has come.
+    #[cfg(test)]
+    pub fn of_a_user() -> Self {
+        Self(Arc::new(AtomicBool::new(true)))
+    }
+
     /// Whether one has come.
     pub fn asked(&self) -> bool {
         self.0.load(Ordering::Relaxed)

@@ -235,7 +235,7 @@ fn post(arguments: &Arguments, choice: &Choice, stop: &Stop) -> Result<ExitCode>
         stop,
     );
     if let Peer::There(client) = peer {
-        client.bye();
+        client.bye(&measured);
     }
     measured?;
     document.interrupted = stop.asked();

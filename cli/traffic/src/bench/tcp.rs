@@ -21,6 +21,8 @@ const VERSION: u32 = 1;
 const MOST: usize = 1 << 16;
 /// How often Ctrl-C is looked for.
 const LOOK: Duration = Duration::from_millis(100);
+/// How long one attempt to connect may take, and so Ctrl-C: a host that drops packets answers none.
+const ATTEMPT: Duration = Duration::from_secs(1);
 /// What a stranger may ask this end for.
 const MOST_MEMORY: u64 = 1 << 32;
 pub const MOST_QPS: usize = 64;
@@ -234,9 +236,14 @@ impl Client {
         self.ask(&Message::Verify { slots })
     }
 
-    /// Says that all is done. The other end ends too, whether it hears it or not.
-    pub fn bye(mut self) {
-        let _ = self.link.send(&Message::Bye);
+    /// Says that all is done, or why not. The other end ends too, whether it hears it or not.
+    pub fn bye(mut self, measured: &Result<()>) {
+        let _ = self.link.send(&match measured {
+            Ok(()) => Message::Bye,
+            Err(error) => Message::Failed {
+                why: format!("{error:#}"),
+            },
+        });
     }
 }
 
@@ -251,7 +258,7 @@ fn dial(to: &str, wait: Duration, stop: &Stop) -> Result<TcpStream> {
         let mut last = None;
         for address in &addresses {
             let left = deadline.saturating_duration_since(Instant::now());
-            match TcpStream::connect_timeout(address, left.max(LOOK)) {
+            match TcpStream::connect_timeout(address, left.clamp(LOOK, ATTEMPT)) {
                 Ok(stream) => return Ok(stream),
                 Err(error) => last = Some(error),
             }

@@ -243,7 +243,7 @@ impl Run<'_> {
         if self.arguments.fail_on_loss {
             return Err(pair::loss_as_error(&nics, "--fail-on-loss was given"));
         }
-        let pair = pair.recover(self.choice, self.arguments.recover)?;
+        let pair = pair.recover(self.choice, self.arguments.recover, self.stop)?;
         // One that follows another before traffic went on is the same.
         let pending = pending.unwrap_or(Pending {
             nics,

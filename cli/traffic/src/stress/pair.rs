@@ -9,8 +9,9 @@ use crate::{
     choice::Choice,
     ends::{self, End},
     poster::{Ended, Job, On, Poster},
+    stop::Stop,
 };
-use anyhow::{Context as _, Result, anyhow};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use ibgda::{Context, QueuePair, Route, Status};
 use ibgda_device::kernels::requests::ibgda_request;
 use std::{
@@ -22,6 +23,8 @@ use std::{
 const READY: u32 = 1;
 /// How long after a failure a loss is waited for that would explain it: the driver can be later than the first error.
 const LOSS_COMES: Duration = Duration::from_secs(10);
+/// How often Ctrl-C is looked for while a NIC is waited for.
+const LOOK: Duration = Duration::from_millis(200);
 
 /// What a run needs besides.
 #[derive(Clone, Copy, Debug)]
@@ -53,6 +56,12 @@ pub enum Outcome {
 pub struct Lost {
     pub nic: String,
     pub reason: &'static str,
+}
+
+/// Whether its NIC is lost, or has come back without the context.
+fn is_lost(context: &Context) -> bool {
+    let state = context.state();
+    (state.state, state.generation) != (READY, context.pair().generation)
 }
 
 impl Pair {
@@ -100,8 +109,12 @@ impl Pair {
             Ok(poster) => Ok(Self {
                 near,
                 far,
+                settings: Settings {
+                    // After a loss as before it: the report names one.
+                    on: poster.on(),
+                    ..settings
+                },
                 poster,
-                settings,
             }),
             Err(error) => Err((error, [near.context, far.context])),
         }
@@ -189,7 +202,7 @@ impl Pair {
         loop {
             let lost: Vec<Lost> = [&self.near, &self.far]
                 .into_iter()
-                .filter(|end| end.context.state().state != READY)
+                .filter(|end| is_lost(&end.context))
                 .map(|end| Lost {
                     nic: end.context.device_name().to_owned(),
                     reason: end.context.state().reason_text(),
@@ -203,24 +216,26 @@ impl Pair {
     }
 
     /// Drops what was made, binds what was lost again, and makes all anew.
-    pub fn recover(self, choice: &Choice, patience: Duration) -> Result<Self> {
+    pub fn recover(self, choice: &Choice, patience: Duration, stop: &Stop) -> Result<Self> {
         let deadline = Instant::now() + patience;
-        let settings = self.settings;
+        let (settings, (.., route)) = (self.settings, self.names());
         let mut contexts = [self.near, self.far].map(|end| end.context);
         loop {
             for context in &mut contexts {
-                if context.state().state != READY {
-                    let left = deadline.saturating_duration_since(Instant::now());
-                    let name = context.device_name().to_owned();
-                    let back = context.rebind(left);
-                    back.with_context(|| format!("{name} has not come back"))?;
-                }
+                wait_for(context, deadline, stop)?;
             }
             match Self::of(contexts, choice, settings) {
-                Ok(pair) => return Ok(pair),
+                Ok(pair) => {
+                    let (near, _, now) = pair.names();
+                    ensure!(
+                        now == route,
+                        "{near} is back, and only route {now} works where {route} did"
+                    );
+                    return Ok(pair);
+                }
                 // It can be lost once more meanwhile.
                 Err((error, given_back)) => {
-                    if Instant::now() >= deadline {
+                    if Instant::now() >= deadline || stop.asked() {
                         return Err(error.context("the NIC is back, and yet cannot be used"));
                     }
                     contexts = given_back;
@@ -229,6 +244,25 @@ impl Pair {
             }
         }
     }
+}
+
+/// Binds a NIC again, if it is lost.
+fn wait_for(context: &mut Context, deadline: Instant, stop: &Stop) -> Result<()> {
+    let name = context.device_name().to_owned();
+    while is_lost(context) {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let Err(error) = context.rebind(left.min(LOOK)) else {
+            continue;
+        };
+        let final_ = matches!(error.errno(), libc::EACCES | libc::EPERM);
+        if final_ || left.is_zero() {
+            return Err(error).with_context(|| format!("{name} has not come back"));
+        }
+        if stop.asked() {
+            bail!("interrupted while {name}, which was lost, was waited for");
+        }
+    }
+    Ok(())
 }
 
 /// Runs a job of each round's on the queue pair of the same place; why one failed, if one did.
@@ -319,9 +353,17 @@ mod tests {
             loopback::recover("loopback1")
         });
         let mut pair = pair
-            .recover(&choice, Duration::from_secs(20))
+            .recover(&choice, Duration::from_secs(20), &Stop::default())
             .expect("it is back");
         back.join().expect("no panic").expect("it was lost");
         assert!(matches!(round(&mut pair), Outcome::Good));
+
+        loopback::lose("loopback2").expect("it is there");
+        let start = Instant::now();
+        let Err(error) = pair.recover(&choice, Duration::from_secs(600), &Stop::of_a_user()) else {
+            panic!("nobody has brought it back");
+        };
+        assert!(error.to_string().contains("interrupted"), "{error:#}");
+        assert!(start.elapsed() < Duration::from_secs(60));
     }
 }
