@@ -25,12 +25,16 @@ shift 2
 
 # Short: sockets lie below it.
 dir=$(mktemp -d /tmp/hil.XXXXXX)
-agent=''
+agent='' vm=''
+# The VM ends, with all its processes, before what it uses.
 cleanup() {
+    [[ -z $vm ]] || { kill -- "$vm" && wait "$vm"; } 2>/dev/null || true
     [[ -z $agent ]] || kill -- "$agent" 2>/dev/null || true
     rm -rf --one-file-system -- "$dir"
 }
 trap cleanup EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
 tar xf "$bundle" -C "$dir"
 root=$dir/ibgda-bundle
 mkdir "$dir/log"
@@ -47,7 +51,11 @@ CUDA_MODULE_LOADING=EAGER "$libraries/ld-linux-x86-64.so.2" --library-path "$pat
 agent=$!
 
 status=0
-timeout 460 "$root/vm" "$dir/log" --nics 2 --gpus 1 --module --outside-gpu wait --timeout 440 -- ibgda-hil "$@" || status=$?
+# Waited for, since a signal interrupts a wait, but not a command.
+timeout 460 "$root/vm" "$dir/log" --nics 2 --gpus 1 --module --outside-gpu wait --timeout 440 -- ibgda-hil "$@" &
+vm=$!
+wait "$vm" || status=$?
+vm=''
 cp -- "$dir"/log/*.{log,jsonl,stderr} "$logs" 2>/dev/null || true
 if [[ -s $dir/log/kernel-problems.log ]]; then
     cat -- "$dir/log/kernel-problems.log"

@@ -10,12 +10,13 @@ use ibgda_vmtests::{
         Allowed, FATAL, ask_model, gpus, inject_error, model_counts, nics, wait_for_rdma,
         wait_until,
     },
+    said::Running,
     side::{Side, exchange, join},
 };
 use serde_json::{Value, json};
 use std::{
     fs,
-    process::{Command, Stdio},
+    process::Command,
     sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -292,13 +293,13 @@ fn a_communicator_names_the_rank_that_was_killed() -> Result<()> {
     ensure!(built.success(), "{built}");
     let packets = || model_counts(0)["packets_sent"] + model_counts(1)["packets_sent"];
     let before = packets();
-    let parent = Command::new(PROGRAM)
-        .args([gpu, nics[0], nics[1]].map(|function| function.to_string()))
-        .args(["--ranks", "3", "--rounds", "1000000"])
-        .stderr(Stdio::piped())
-        .spawn()?;
+    let mut parent = Running::start(
+        Command::new(PROGRAM)
+            .args([gpu, nics[0], nics[1]].map(|function| function.to_string()))
+            .args(["--ranks", "3", "--rounds", "1000000"]),
+    )?;
     wait_until("the ranks exchange blocks", || packets() > before + 500);
-    let list = format!("/proc/{0}/task/{0}/children", parent.id());
+    let list = format!("/proc/{0}/task/{0}/children", parent.child.id());
     let mut ranks: Vec<i32> = fs::read_to_string(&list)?
         .split_whitespace()
         .map(|pid| pid.parse().expect("a process"))
@@ -308,10 +309,8 @@ fn a_communicator_names_the_rank_that_was_killed() -> Result<()> {
     let start = Instant::now();
     // SAFETY: a process that the parent has not waited for.
     ensure!(unsafe { libc::kill(ranks[1], libc::SIGKILL) } == 0);
-    let ended = parent.wait_with_output()?;
-    let said = String::from_utf8_lossy(&ended.stderr);
+    let said = parent.end()?.ended_with(1)?.errors;
     println!("after {:?}:\n{said}", start.elapsed());
-    ensure!(ended.status.code() == Some(1), "{}", ended.status);
     ensure!(
         start.elapsed() < Duration::from_millis(MOST_MS),
         "{:?}",

@@ -11,6 +11,7 @@ use ibgda::{
 use std::{
     collections::BTreeMap,
     io::{BufRead, BufReader, Read, Write},
+    mem,
     os::unix::net::UnixStream,
     path::Path,
     sync::Arc,
@@ -89,19 +90,27 @@ pub fn serve(
 impl Client<'_> {
     /// Ends everything, kernels first.
     fn let_go(&mut self) -> Result<()> {
+        if let Err(error) = self.wait_for_kernels() {
+            // Memory that a kernel may still use is not unmapped under it, nor is its end waited for any longer.
+            mem::forget(mem::take(&mut self.things));
+            return Err(error);
+        }
+        // A client that drops things in order frees handles before what they point to.
+        while self.things.pop_last().is_some() {}
+        Ok(())
+    }
+
+    fn wait_for_kernels(&mut self) -> Result<()> {
         let end = Instant::now() + LAST_KERNEL;
         for thing in self.things.values_mut() {
             if let Thing::Kernel(kernel) = thing {
                 let left = end.saturating_duration_since(Instant::now());
-                // Memory that a kernel may still use is not unmapped under it: rather ends the process.
                 ensure!(
                     kernel.wait(left)?,
                     "a kernel of a client that is gone runs for more than {LAST_KERNEL:?}"
                 );
             }
         }
-        // A client that drops things in order frees handles before what they point to.
-        while self.things.pop_last().is_some() {}
         Ok(())
     }
 

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
-use super::child::Guarded;
+use super::child::{Guarded, describe};
 use super::{Options, log_file, model};
 
 /// For the agent to end once the guest's port has closed.
@@ -51,10 +51,20 @@ pub fn start(options: &Options) -> Result<Option<Guarded>> {
     Guarded::spawn(&mut command).map(Some)
 }
 
-/// Ends the agent, which QEMU's end has told to end.
+/// The end of the agent, which QEMU's end has told to end: an error if it ends otherwise, as one does that a kernel has
+/// kept.
 pub fn end(mut agent: Guarded) -> Result<()> {
-    if agent.wait(END)?.is_none() {
+    let status = agent.wait(END)?;
+    if status.is_none() {
         agent.terminate(END)?;
     }
+    ensure!(
+        status.is_some_and(|status| status.success()),
+        "ibgda-gpu-agent: {}; see gpu-agent.stderr",
+        status.map_or_else(
+            || format!("still there {} s after the VM", END.as_secs()),
+            describe
+        )
+    );
     Ok(())
 }

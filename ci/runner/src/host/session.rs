@@ -62,11 +62,15 @@ pub fn run(vms: &[Vm<'_>]) -> Result<(usize, Outcome)> {
     for guest in session.guests {
         guest.end()?;
     }
-    agent.map_or(Ok(()), outside::end)?;
+    let agent = agent.map_or(Ok(()), outside::end);
     let outcome = match model {
         Some(model) => model::end(model, outcome)?,
         None => outcome,
     };
+    if matches!(outcome, Outcome::Command(0)) {
+        // Nothing else says so.
+        agent?;
+    }
     Ok((which, outcome))
 }
 
