@@ -127,16 +127,6 @@ fn null(call: &str, argument: &str) -> Error {
     Error::argument(call, format!("{argument} is NULL"), "")
 }
 
-fn of_the_parent(call: &str) -> Error {
-    Error::new(
-        crate::Source::Argument,
-        libc::EPERM,
-        call,
-        "the object is of another process, whose child this is",
-        "open a context of your own after fork",
-    )
-}
-
 impl handles::Object for ibgda_context {
     const WHAT: &'static str = "context";
 }
@@ -389,7 +379,7 @@ pub unsafe extern "C" fn ibgda_get_state(
     let get = || {
         let state = borrow(CALL, "context", context)?.0.state();
         if state.state == 0 {
-            return Err(of_the_parent(CALL));
+            return Err(crate::worker::of_the_parent(CALL));
         }
         Ok(ibgda_session_state {
             state: state.state,

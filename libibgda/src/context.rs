@@ -328,37 +328,21 @@ impl Context {
         })
     }
 
-    fn failed(&self, what: &str, errno: i32, why: String, advice: &str) -> Error {
-        let what = format!("{what} on {}", self.device_name());
-        Error::new(Source::Broker, errno, what, why, advice)
-    }
-
-    /// Whether it is this process's: `EPERM` in a forked child.
-    fn check_home(&self, what: &str) -> Result<()> {
-        if self.home.is_here() {
-            return Ok(());
-        }
-        Err(self.failed(
-            what,
-            libc::EPERM,
-            "the context is of another process, whose child this is".into(),
-            "open a context of your own after fork",
-        ))
-    }
-
     /// Whether something can be made from it now: it is this process's, and its NIC is there.
     ///
     /// # Errors
     /// `EPERM`: a forked child; `ENOLINK`: the NIC was lost, and why.
     fn check_usable(&self, what: &str) -> Result<()> {
-        self.check_home(what)?;
+        let what = || format!("{what} on {}", self.device_name());
+        self.home.check(what)?;
         let state = self.state();
         if (state.state, state.generation) == (IBGDA_STATE_READY, self.generation()) {
             return Ok(());
         }
-        Err(self.failed(
-            what,
+        Err(Error::new(
+            Source::Broker,
             libc::ENOLINK,
+            what(),
             format!(
                 "the NIC of generation {} is lost: {}",
                 self.generation(),
@@ -378,7 +362,8 @@ impl Context {
     /// `EAGAIN`, `EHOSTDOWN`: it did not; `ENETDOWN`: it did, and its port is not active yet; `EACCES`: the pair is no
     /// longer allowed; `EINVAL`: it was not lost; `EPERM`: in a forked child, at once.
     pub fn rebind(&mut self, patience: Duration) -> Result<()> {
-        self.check_home("rebind")?;
+        self.home
+            .check(|| format!("rebind {}", self.device_name()))?;
         // A patience beyond the clock's is for ever.
         let deadline = Instant::now().checked_add(patience);
         loop {

@@ -255,9 +255,10 @@ impl CompletionQueue {
     /// `EOPNOTSUPP`: made without events; `ENOLINK`: the NIC was lost; `ECANCELED`: [`CompletionQueue::cancel_waits`];
     /// `EPERM`: in a forked child.
     pub fn wait_for_event(&self, timeout: Duration) -> Result<bool> {
+        let what = || format!("wait for an event of CQ {:#x}", self.number());
+        self.home.check(what)?;
         let failed = |errno, why: &str, advice: &str| {
-            let what = format!("wait for an event of CQ {:#x}", self.number());
-            Err(Error::new(Source::Argument, errno, what, why, advice))
+            Err(Error::new(Source::Argument, errno, what(), why, advice))
         };
         let Some(Armed { arrivals, .. }) = &self.armed else {
             return failed(
@@ -266,13 +267,6 @@ impl CompletionQueue {
                 "make it with CompletionQueueOptions::events (IBGDA_CQ_EVENTS)",
             );
         };
-        if !self.home.is_here() {
-            return failed(
-                libc::EPERM,
-                "it is of another process, whose child this is",
-                "open a context of your own after fork",
-            );
-        }
         // A time that no clock reaches is for ever, and so is bounded by the other reasons.
         let end = Instant::now().checked_add(timeout);
         let seen = arrivals.now();

@@ -186,16 +186,7 @@ impl Device {
     }
 
     pub(crate) fn check_ours(&self, what: &str) -> Result<()> {
-        if self.is_ours() {
-            return Ok(());
-        }
-        Err(Error::new(
-            Source::Argument,
-            libc::EPERM,
-            format!("{what} on {}", self.name),
-            "it was opened by another process, whose child this is",
-            "open a context of your own after fork",
-        ))
+        self.home.check(|| format!("{what} on {}", self.name))
     }
 
     /// Where asynchronous events come from.

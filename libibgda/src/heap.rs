@@ -5,7 +5,7 @@
 use crate::{
     error::{Error, Result, Source},
     memory::MemoryRegion,
-    worker::lock,
+    worker::{Home, lock},
 };
 use ibgda_device::abi::ibgda_region;
 use std::{
@@ -98,6 +98,7 @@ impl Space {
 struct Inner {
     region: MemoryRegion,
     space: Mutex<Space>,
+    home: Home,
 }
 
 /// One registered region, from which buffers are taken. Any number of threads may use it.
@@ -113,6 +114,7 @@ impl Heap {
         Self(Arc::new(Inner {
             region,
             space: Mutex::new(Space::new(bytes)),
+            home: Home::here(),
         }))
     }
 
@@ -125,7 +127,8 @@ impl Heap {
     /// power of two. They are given back when the result is dropped, at the latest when no peer, kernel or NIC uses them.
     ///
     /// # Errors
-    /// `EINVAL`: zero, or no power of two; `ENOMEM`: there is no such room, and how much there is.
+    /// `EINVAL`: zero, or no power of two; `ENOMEM`: there is no such room, and how much there is; `EPERM`: in a forked
+    /// child.
     pub fn alloc(&self, length: u64, align: u64) -> Result<HeapBuffer> {
         let region = self.take(length, align)?;
         Ok(HeapBuffer {
@@ -144,6 +147,8 @@ impl Heap {
                 format!("ask for at least 1 byte; an alignment of {HEAP_GRANULE} costs nothing"),
             ));
         }
+        // A child's copy may be locked for ever.
+        self.0.home.check(what)?;
         let whole = self.region();
         let mut space = lock(&self.0.space);
         let start = length
@@ -172,6 +177,8 @@ impl Heap {
 
     /// Gives back the buffer that begins at `address`.
     pub(crate) fn free(&self, address: u64) -> Result<()> {
+        let what = || format!("give back {address:#x} to a heap");
+        self.0.home.check(what)?;
         let start = address.checked_sub(self.region().address());
         let given = start.and_then(|start| lock(&self.0.space).give(start));
         given.map(drop).ok_or_else(|| {
@@ -188,8 +195,11 @@ impl Heap {
         })
     }
 
-    /// Bytes that are taken, of how many, and the longest that can be.
+    /// Bytes that are taken, of how many, and the longest that can be; all 0 in a forked child, which has none of them.
     pub fn usage(&self) -> HeapUsage {
+        if !self.0.home.is_here() {
+            return HeapUsage::default();
+        }
         let space = lock(&self.0.space);
         HeapUsage {
             buffers: space.taken.len() as u64,
@@ -201,7 +211,7 @@ impl Heap {
 }
 
 /// How much of a heap is taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HeapUsage {
     /// Buffers that are out.
     pub buffers: u64,
@@ -268,7 +278,10 @@ impl HeapBuffer {
 impl Drop for HeapBuffer {
     fn drop(&mut self) {
         let given = self.heap.free(self.region.address);
-        debug_assert!(given.is_ok(), "taken by this buffer alone");
+        debug_assert!(
+            given.is_ok() || !self.heap.0.home.is_here(),
+            "taken by this buffer alone"
+        );
     }
 }
 

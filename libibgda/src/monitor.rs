@@ -183,15 +183,7 @@ impl Monitor {
         session: Option<&Arc<Session>>,
         callback: Callback,
     ) -> Result<()> {
-        if !self.home.is_here() {
-            return Err(Error::new(
-                Source::Argument,
-                libc::EPERM,
-                "set a callback",
-                "the context is of another process, whose child this is",
-                "open a context of your own after fork",
-            ));
-        }
+        self.home.check(|| "set a callback".to_owned())?;
         let told = self.told(session)?;
         let former = {
             let mut running = lock(&self.running);

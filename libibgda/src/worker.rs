@@ -34,6 +34,25 @@ impl Home {
     pub(crate) fn is_here(self) -> bool {
         self.0 == process::id()
     }
+
+    /// `EPERM` in a forked child; `what` is what was to be done.
+    pub(crate) fn check(self, what: impl FnOnce() -> String) -> Result<()> {
+        if self.is_here() {
+            return Ok(());
+        }
+        Err(of_the_parent(what()))
+    }
+}
+
+/// What a forked child is told that uses something of its parent's.
+pub(crate) fn of_the_parent(what: impl Into<String>) -> Error {
+    Error::new(
+        Source::Argument,
+        libc::EPERM,
+        what,
+        "it is of another process, whose child this is",
+        "open a context of your own after fork",
+    )
 }
 
 /// A thread of the library's.

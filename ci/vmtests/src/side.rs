@@ -42,10 +42,15 @@ impl Side {
         })
     }
 
-    /// On a NIC, by a GPU. Its first answer says that it has opened the NIC.
+    /// On a NIC, by a GPU, on the direct route. Its first answer says that it has opened the NIC.
     pub fn start(gpu: impl ToString, nic: impl ToString) -> Result<Self> {
+        Self::start_on(gpu, nic, "direct")
+    }
+
+    /// The same on a route.
+    pub fn start_on(gpu: impl ToString, nic: impl ToString, route: &str) -> Result<Self> {
         let mut command = Command::new("one-side");
-        command.args([gpu.to_string(), nic.to_string()]);
+        command.args([&gpu.to_string(), &nic.to_string(), route]);
         let side = Self::spawn(command)?;
         let opened = side.answer()?;
         ensure!(opened.get("error").is_none(), "one-side: {opened}");

@@ -75,7 +75,7 @@ impl Machine {
         };
         // The driver makes a few things once, with the first region.
         let mut memory = memory();
-        ensure!(Objects::make(&machine, 0, &mut memory)?.end() == [0; 4]);
+        ensure!(Objects::make(&machine, 0, &mut memory)?.end() == [0; 5]);
         Ok(machine)
     }
 
@@ -103,6 +103,15 @@ fn qp_attr() -> ibgda_qp_attr {
     }
 }
 
+fn cq_attr() -> ibgda_cq_attr {
+    ibgda_cq_attr {
+        size: size_of::<ibgda_cq_attr>() as u32,
+        entries: 16,
+        flags: IBGDA_CQ_EVENTS,
+        reserved: 0,
+    }
+}
+
 /// One object of each kind.
 #[derive(Clone, Copy)]
 struct Objects {
@@ -110,6 +119,7 @@ struct Objects {
     mr: *mut ibgda_mr,
     cq: *mut ibgda_host_cq,
     qp: *mut ibgda_host_qp,
+    heap: *mut ibgda_heap,
 }
 
 impl Objects {
@@ -119,6 +129,7 @@ impl Objects {
             mr: null_mut(),
             cq: null_mut(),
             qp: null_mut(),
+            heap: null_mut(),
         };
         // SAFETY: the arguments are valid, and the memory lives until the region has ended.
         unsafe {
@@ -139,17 +150,25 @@ impl Objects {
                 null(),
                 &mut all.qp,
             ))?;
+            worked(ibgda_create_heap(
+                all.context,
+                null_mut(),
+                BYTES,
+                IBGDA_ACCESS_WRITE,
+                &mut all.heap,
+            ))?;
         }
         Ok(all)
     }
 
     /// The errnos of ending all.
-    fn end(self) -> [i32; 4] {
+    fn end(self) -> [i32; 5] {
         // SAFETY: objects, or what the library says of them.
         unsafe {
             [
                 ibgda_destroy_qp(self.qp),
                 ibgda_destroy_cq(self.cq),
+                ibgda_destroy_heap(self.heap),
                 ibgda_unmap_device(self.mr),
                 ibgda_close(self.context),
             ]
@@ -167,6 +186,7 @@ impl Objects {
         };
         let mut memory = MmapMut::map_anon(4096).expect("a page");
         let (mut mr, mut cq, mut qp) = (null_mut(), null_mut(), null_mut());
+        let (mut cq_with, mut heap) = (null_mut(), null_mut());
         let (mut qp_handle, mut cq_handle, mut route) = (null_mut(), null_mut(), 0);
         let (mut region, mut text) = (ibgda_region::default(), [0; 64]);
         let mut address = [0_u8; IBGDA_ADDRESS_BYTES];
@@ -197,9 +217,15 @@ impl Objects {
             "qp": ibgda_qp_device_handle(self.qp, &mut qp_handle);
             "qp": ibgda_get_qp_counters(self.qp, &mut counters);
             "qp": ibgda_qp_stop(self.qp);
+            "context": ibgda_create_cq_with(self.context, &cq_attr(), &mut cq_with);
+            "context": ibgda_create_heap(self.context, null_mut(), 4096, IBGDA_ACCESS_WRITE, &mut heap);
+            "cq": ibgda_cq_wait_event(self.cq, 0);
+            "heap": ibgda_heap_alloc(self.heap, 64, 64, &mut region);
+            "heap": ibgda_heap_free(self.heap, &region);
+            "heap": ibgda_heap_region(self.heap, &mut region);
         };
         assert!(
-            mr.is_null() && cq.is_null() && qp.is_null(),
+            [mr.addr(), cq.addr(), qp.addr(), cq_with.addr(), heap.addr()] == [0; 5],
             "made of nothing"
         );
         calls
@@ -708,7 +734,251 @@ fn arguments_are_refused_by_name() -> Result<()> {
         );
         worked(ibgda_destroy_cq(small))?;
     }
-    ensure!(one.end() == [0; 4] && other.end() == [0; 4]);
+    ensure!(one.end() == [0; 5] && other.end() == [0; 5]);
+    nothing_is_left(&before);
+    Ok(())
+}
+
+#[test]
+fn queues_with_events_and_heaps_take_nothing_that_is_wrong() -> Result<()> {
+    let machine = Machine::take()?;
+    let before = objects_there();
+    let (mut memory, mut cq) = (memory(), null_mut());
+    let one = Objects::make(&machine, 0, &mut memory)?;
+    let mut create = |attr: ibgda_cq_attr| {
+        // SAFETY: the attribute is as long as it says, or says an impossible length.
+        said(unsafe { ibgda_create_cq_with(one.context, &attr, &mut cq) })
+    };
+    let good = cq_attr();
+    check(&[
+        (
+            "size 0",
+            libc::EINVAL,
+            "size of attr is 0",
+            create(ibgda_cq_attr { size: 0, ..good }),
+        ),
+        (
+            "an unknown flag",
+            libc::EINVAL,
+            "unknown bits 0x4",
+            create(ibgda_cq_attr { flags: 5, ..good }),
+        ),
+        (
+            "something reserved",
+            libc::EINVAL,
+            "reserved is 0x7",
+            create(ibgda_cq_attr {
+                reserved: 7,
+                ..good
+            }),
+        ),
+        (
+            "no power of two",
+            libc::EINVAL,
+            "CQ of depth 3",
+            create(ibgda_cq_attr { entries: 3, ..good }),
+        ),
+        (
+            "too many entries",
+            libc::EINVAL,
+            "CQ of depth 2147483648",
+            create(ibgda_cq_attr {
+                entries: 1 << 31,
+                ..good
+            }),
+        ),
+        (
+            "collapsed with events",
+            libc::EINVAL,
+            "choose one of the two",
+            create(ibgda_cq_attr {
+                flags: IBGDA_CQ_EVENTS | IBGDA_CQ_COLLAPSED,
+                ..good
+            }),
+        ),
+    ])?;
+    let (mut heap, mut with_events) = (null_mut(), null_mut());
+    let page = memory.as_mut_ptr();
+    // SAFETY: the arguments are valid, or what the library is to say of them.
+    unsafe {
+        let mut make = |memory: *mut u8, length, access| {
+            said(ibgda_create_heap(
+                one.context,
+                memory.cast(),
+                length,
+                access,
+                &raw mut heap,
+            ))
+        };
+        let (write, whole) = (IBGDA_ACCESS_WRITE, usize::MAX & !4095);
+        check(&[
+            (
+                "an empty heap",
+                libc::EINVAL,
+                "0 bytes",
+                make(null_mut(), 0, write),
+            ),
+            (
+                "a huge heap",
+                libc::ENOMEM,
+                "bytes",
+                make(null_mut(), whole, write),
+            ),
+            (
+                "memory beyond the end",
+                libc::EINVAL,
+                "beyond",
+                make(page, whole, write),
+            ),
+            ("half a page", libc::EINVAL, "4096", make(page, 2048, write)),
+            (
+                "memory amid a page",
+                libc::EINVAL,
+                "4096",
+                make(page.add(64), 4096, write),
+            ),
+            (
+                "an unknown right",
+                libc::EINVAL,
+                "access",
+                make(page, 4096, 1 << 30),
+            ),
+            (
+                "no heap",
+                libc::EINVAL,
+                "heap is NULL",
+                said(ibgda_create_heap(
+                    one.context,
+                    null_mut(),
+                    4096,
+                    write,
+                    null_mut(),
+                )),
+            ),
+            (
+                "no attr",
+                libc::EINVAL,
+                "attr is NULL",
+                said(ibgda_create_cq_with(one.context, null(), &mut with_events)),
+            ),
+            (
+                "no CQ",
+                libc::EINVAL,
+                "cq is NULL",
+                said(ibgda_create_cq_with(one.context, &good, null_mut())),
+            ),
+            (
+                "a queue without events",
+                libc::EOPNOTSUPP,
+                "without events",
+                said(ibgda_cq_wait_event(one.cq, 0)),
+            ),
+        ])?;
+        worked(ibgda_create_cq_with(one.context, &good, &mut with_events))?;
+        let (mut buffer, mut none) = (ibgda_region::default(), ibgda_region::default());
+        worked(ibgda_heap_alloc(one.heap, 100, 4096, &mut buffer))?;
+        let alloc = |bytes, align, buffer: *mut ibgda_region| {
+            said(ibgda_heap_alloc(one.heap, bytes, align, buffer))
+        };
+        let of_another = ibgda_region {
+            address: page.addr() as u64,
+            ..buffer
+        };
+        let amid = ibgda_region {
+            address: buffer.address + 64,
+            ..buffer
+        };
+        let free = |buffer: *const ibgda_region| said(ibgda_heap_free(one.heap, buffer));
+        check(&[
+            (
+                "nothing came",
+                libc::ETIMEDOUT,
+                "",
+                said(ibgda_cq_wait_event(with_events, 0)),
+            ),
+            (
+                "0 bytes",
+                libc::EINVAL,
+                "length is 0",
+                alloc(0, 64, &mut none),
+            ),
+            (
+                "aligned to 0",
+                libc::EINVAL,
+                "no power of two",
+                alloc(64, 0, &mut none),
+            ),
+            (
+                "aligned to 96",
+                libc::EINVAL,
+                "no power of two",
+                alloc(64, 96, &mut none),
+            ),
+            (
+                "too much",
+                libc::ENOMEM,
+                "longest free range",
+                alloc(BYTES as u64, 64, &mut none),
+            ),
+            (
+                "2^64-1 bytes",
+                libc::ENOMEM,
+                "longest free range",
+                alloc(u64::MAX, 64, &mut none),
+            ),
+            (
+                "aligned to 2^63",
+                libc::ENOMEM,
+                "longest free range",
+                alloc(64, 1 << 63, &mut none),
+            ),
+            (
+                "no buffer",
+                libc::EINVAL,
+                "buffer is NULL",
+                alloc(64, 64, null_mut()),
+            ),
+            (
+                "nothing given back",
+                libc::EINVAL,
+                "buffer is NULL",
+                free(null()),
+            ),
+            (
+                "another's",
+                libc::EINVAL,
+                "no buffer of this heap",
+                free(&of_another),
+            ),
+            (
+                "amid a buffer",
+                libc::EINVAL,
+                "no buffer of this heap",
+                free(&amid),
+            ),
+            (
+                "no region",
+                libc::EINVAL,
+                "region is NULL",
+                said(ibgda_heap_region(one.heap, null_mut())),
+            ),
+            (
+                "a buffer is out",
+                libc::EBUSY,
+                "1 buffers of 128 bytes",
+                said(ibgda_destroy_heap(one.heap)),
+            ),
+        ])?;
+        worked(ibgda_heap_free(one.heap, &buffer))?;
+        check(&[(
+            "given back twice",
+            libc::EINVAL,
+            "given back before",
+            free(&buffer),
+        )])?;
+        worked(ibgda_destroy_cq(with_events))?;
+    }
+    ensure!(one.end() == [0; 5]);
     nothing_is_left(&before);
     Ok(())
 }
@@ -719,7 +989,7 @@ fn objects_that_are_none_are_told_by_every_call() -> Result<()> {
     let before = objects_there();
     let (mut memory, mut unused) = (memory(), memory());
     let gone = Objects::make(&machine, 0, &mut memory)?;
-    ensure!(gone.end() == [0; 4]);
+    ensure!(gone.end() == [0; 5]);
     // Others in their place.
     let others = Objects::make(&machine, 0, &mut unused)?;
     let none = Objects {
@@ -727,6 +997,7 @@ fn objects_that_are_none_are_told_by_every_call() -> Result<()> {
         mr: null_mut(),
         cq: null_mut(),
         qp: null_mut(),
+        heap: null_mut(),
     };
     let number = 7_u64;
     let garbage: *mut u64 = (&raw const number).cast_mut();
@@ -735,6 +1006,7 @@ fn objects_that_are_none_are_told_by_every_call() -> Result<()> {
         mr: garbage.cast(),
         cq: garbage.cast(),
         qp: garbage.cast(),
+        heap: garbage.cast(),
     };
     // Each is another's kind.
     let mixed = Objects {
@@ -742,6 +1014,7 @@ fn objects_that_are_none_are_told_by_every_call() -> Result<()> {
         mr: others.context.cast(),
         cq: others.mr.cast(),
         qp: others.cq.cast(),
+        heap: others.cq.cast(),
     };
     for (which, objects, errno, words) in [
         ("null", none, libc::EINVAL, "is NULL"),
@@ -759,9 +1032,9 @@ fn objects_that_are_none_are_told_by_every_call() -> Result<()> {
                 "{which} {object}: {sentence}"
             );
         }
-        ensure!(objects.end() == [errno; 4], "{which}: ended");
+        ensure!(objects.end() == [errno; 5], "{which}: ended");
     }
-    ensure!(others.end() == [0; 4], "what is alive is alive");
+    ensure!(others.end() == [0; 5], "what is alive is alive");
     nothing_is_left(&before);
     Ok(())
 }
@@ -828,7 +1101,7 @@ fn two_threads_at_once_lose_nothing() -> Result<()> {
         once.0,
         once.1
     );
-    ensure!(shared.end() == [libc::EBADF, 0, 0, 0]);
+    ensure!(shared.end() == [libc::EBADF, 0, 0, 0, 0]);
     nothing_is_left(&before);
     Ok(())
 }
@@ -862,7 +1135,7 @@ fn a_forked_child_is_told_and_takes_nothing() -> Result<()> {
         for (number, (object, said)) in wrong {
             eprintln!("call {number} with {object}: {said:?}");
         }
-        let ended = objects.end() == [0; 4];
+        let ended = objects.end() == [0; 5];
         i32::from(told < 6) | (i32::from(!ended) << 1)
     });
     ensure!(end == End::Exit(0), "{end:?}");
@@ -876,7 +1149,7 @@ fn a_forked_child_is_told_and_takes_nothing() -> Result<()> {
         worked(ibgda_qp_address(objects.qp, address.as_mut_ptr()))?;
         worked(ibgda_qp_connect(objects.qp, address.as_ptr().cast(), 64))?;
     }
-    ensure!(objects.end() == [0; 4]);
+    ensure!(objects.end() == [0; 5]);
     nothing_is_left(&before);
     Ok(())
 }

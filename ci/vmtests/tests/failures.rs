@@ -29,6 +29,7 @@ const MOST_MS: u64 = 20_000;
 struct Two {
     near: Side,
     far: Side,
+    route: &'static str,
     _allowed: [Allowed; 2],
     _turn: MutexGuard<'static, ()>,
 }
@@ -39,15 +40,26 @@ fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn two(options: &Value) -> Result<Two> {
+/// The test on each route over NICs: what is said of a failure is the same.
+fn on_each_route(options: Value, test: impl Fn(&mut Two) -> Result<()>) -> Result<()> {
+    for route in ["direct", "cpu-doorbell", "proxy"] {
+        println!("route {route}");
+        let mut two = two(&options, route)?;
+        test(&mut two).with_context(|| format!("route {route}"))?;
+    }
+    Ok(())
+}
+
+fn two(options: &Value, route: &'static str) -> Result<Two> {
     let turn = turn();
     let (gpu, nics) = (gpus()[0], nics());
     ensure!(nics.len() >= 2, "run this in ./ci/vm --nics 2");
     nics.iter().for_each(|&nic| wait_for_rdma(nic));
     let allowed = [Allowed::pair(gpu, nics[0]), Allowed::pair(gpu, nics[1])];
     let mut two = Two {
-        near: Side::start(gpu, nics[0])?,
-        far: Side::start(gpu, nics[1])?,
+        near: Side::start_on(gpu, nics[0], route)?,
+        far: Side::start_on(gpu, nics[1], route)?,
+        route,
         _allowed: allowed,
         _turn: turn,
     };
@@ -104,131 +116,137 @@ fn is_not_answered(side: &mut Side) -> Result<()> {
 /// A connection has no heartbeat: until it asks something of the other, nobody tells an end that the other has gone.
 #[test]
 fn a_peer_that_is_killed_is_known_by_the_next_request() -> Result<()> {
-    let mut two = two(&json!({}))?;
-    two.moves_data(1)?;
-    ensure!(two.far.kill()? == Some(libc::SIGKILL));
-    two.near.hears_nothing_more()?;
-    is_not_answered(&mut two.near)?;
+    on_each_route(json!({}), |two| {
+        two.moves_data(1)?;
+        ensure!(two.far.kill()? == Some(libc::SIGKILL));
+        two.near.hears_nothing_more()?;
+        is_not_answered(&mut two.near)?;
 
-    // With another process in its place the same one goes on.
-    two.far = Side::start(gpus()[0], nics()[1])?;
-    two.join(&json!({}))?;
-    two.moves_data(2)
+        // With another process in its place the same one goes on.
+        two.far = Side::start_on(gpus()[0], nics()[1], two.route)?;
+        two.join(&json!({}))?;
+        two.moves_data(2)
+    })
 }
 
 #[test]
 fn a_link_that_is_cut_is_told_at_its_end_and_found_at_the_other() -> Result<()> {
-    let mut two = two(&json!({}))?;
-    ask_model("link", &["nic0", "down"]);
-    let mut cut = || -> Result<()> {
-        two.near.hears("port 1 of")?;
-        is_not_answered(&mut two.near)?;
-        // Its own port is up.
-        two.far.hears_nothing_more()?;
-        is_not_answered(&mut two.far)
-    };
-    let seen = cut();
-    ask_model("link", &["nic0", "up"]);
-    seen?;
-    two.near.hears("is active")?;
-    wait_for_rdma(nics()[0]);
-    two.join(&json!({}))?;
-    two.moves_data(3)
+    on_each_route(json!({}), |two| {
+        ask_model("link", &["nic0", "down"]);
+        let mut cut = || -> Result<()> {
+            two.near.hears("port 1 of")?;
+            is_not_answered(&mut two.near)?;
+            // Its own port is up.
+            two.far.hears_nothing_more()?;
+            is_not_answered(&mut two.far)
+        };
+        let seen = cut();
+        ask_model("link", &["nic0", "up"]);
+        seen?;
+        two.near.hears("is active")?;
+        wait_for_rdma(nics()[0]);
+        two.join(&json!({}))?;
+        two.moves_data(3)
+    })
 }
 
 #[test]
 fn a_reset_of_the_nic_ends_a_wait_and_the_other_end_finds_nobody() -> Result<()> {
-    let mut two = two(&json!({}))?;
-    two.moves_data(4)?;
-    two.near
-        .tell(&json!({"do": "poll", "patience_ms": 60_000}))?;
-    inject_error(nics()[0], FATAL);
-    is(&two.near.answer()?, "IBGDA_ERR_NIC_LOST")?;
-    let heard = two.near.hears("is lost")?;
-    ensure!(heard.contains("NIC reset"), "{heard}");
-    ensure!(two.near.ask(json!({"do": "state"}))?["reason"] == 1);
-    is(&two.near.ask(put(9))?, "IBGDA_ERR_NIC_LOST")?;
-    // Until the reset itself, the NIC still answers for the queue pairs that its process has lost.
-    two.near.hears("is back")?;
-    two.far.hears_nothing_more()?;
-    is_not_answered(&mut two.far)?;
+    on_each_route(json!({}), |two| {
+        two.moves_data(4)?;
+        two.near
+            .tell(&json!({"do": "poll", "patience_ms": 60_000}))?;
+        inject_error(nics()[0], FATAL);
+        is(&two.near.answer()?, "IBGDA_ERR_NIC_LOST")?;
+        let heard = two.near.hears("is lost")?;
+        ensure!(heard.contains("NIC reset"), "{heard}");
+        ensure!(two.near.ask(json!({"do": "state"}))?["reason"] == 1);
+        is(&two.near.ask(put(9))?, "IBGDA_ERR_NIC_LOST")?;
+        // Until the reset itself, the NIC still answers for the queue pairs that its process has lost.
+        two.near.hears("is back")?;
+        two.far.hears_nothing_more()?;
+        is_not_answered(&mut two.far)?;
 
-    two.near
-        .ask(json!({"do": "rebind", "patience_ms": 60_000}))?;
-    two.join(&json!({}))?;
-    two.moves_data(5)
+        two.near
+            .ask(json!({"do": "rebind", "patience_ms": 60_000}))?;
+        two.join(&json!({}))?;
+        two.moves_data(5)
+    })
 }
 
 #[test]
 fn a_wrong_rkey_is_refused_at_one_end_and_told_at_both() -> Result<()> {
-    let mut two = two(&json!({}))?;
-    two.moves_data(6)?;
-    let mut wrong = put(9);
-    wrong["key"] = 0xff00.into();
-    is(&two.near.ask(wrong)?, "IBGDA_ERR_REMOTE_ACCESS")?;
-    has_error(&mut two.near, 0x13, &["rkey", "RDMA_WRITE"])?;
-    two.near.hears("the peer refused the access")?;
-    // The end that posted nothing hears why its QP is in error, before it posts to it.
-    let heard = two.far.hears("refused a request of its peer")?;
-    ensure!(
-        heard.contains("rkey") && heard.contains("WQ_ACCESS_ERROR"),
-        "{heard}"
-    );
-    let holds = json!({"do": "holds", "seed": 6, "bytes": 4096});
-    ensure!(
-        two.far.ask(holds)?["holds"] == true,
-        "refused data has come"
-    );
-    is(&two.far.ask(put(9))?, "IBGDA_ERR_WR_FLUSHED")?;
-    two.join(&json!({}))?;
-    two.moves_data(7)
+    on_each_route(json!({}), |two| {
+        two.moves_data(6)?;
+        let mut wrong = put(9);
+        wrong["key"] = 0xff00.into();
+        is(&two.near.ask(wrong)?, "IBGDA_ERR_REMOTE_ACCESS")?;
+        has_error(&mut two.near, 0x13, &["rkey", "RDMA_WRITE"])?;
+        two.near.hears("the peer refused the access")?;
+        // The end that posted nothing hears why its QP is in error, before it posts to it.
+        let heard = two.far.hears("refused a request of its peer")?;
+        ensure!(
+            heard.contains("rkey") && heard.contains("WQ_ACCESS_ERROR"),
+            "{heard}"
+        );
+        let holds = json!({"do": "holds", "seed": 6, "bytes": 4096});
+        ensure!(
+            two.far.ask(holds)?["holds"] == true,
+            "refused data has come"
+        );
+        is(&two.far.ask(put(9))?, "IBGDA_ERR_WR_FLUSHED")?;
+        two.join(&json!({}))?;
+        two.moves_data(7)
+    })
 }
 
 #[test]
 fn a_full_ring_says_so_and_nothing_of_it_is_lost() -> Result<()> {
     // The acknowledgements take longer than a post waits, and less than the NIC does (2^21 * 4.096 us).
     let options = json!({"depth": 16, "post_timeout_ms": 200, "ack_timeout": 21});
-    let mut two = two(&options)?;
-    ask_model("link", &["nic1", "delay", "4000000"]);
-    let mut full = || -> Result<()> {
-        let full = two.near.ask(json!({"do": "fill", "most": 100}))?;
-        is(&full, "IBGDA_ERR_QUEUE_FULL")?;
-        ensure!(full["posted"] == 16, "{full}");
-        ensure!(
-            two.near.ask(json!({"do": "error"}))? == json!({}),
-            "the queue pair is well"
-        );
-        is(
-            &two.near
-                .ask(json!({"do": "quiet", "patience_ms": 60_000}))?,
-            "IBGDA_OK",
-        )
-    };
-    let seen = full();
-    ask_model("link", &["nic1", "delay", "0"]);
-    seen?;
-    two.near.hears_nothing_more()?;
-    two.far.hears_nothing_more()?;
-    two.moves_data(8)
+    on_each_route(options, |two| {
+        ask_model("link", &["nic1", "delay", "4000000"]);
+        let mut full = || -> Result<()> {
+            let full = two.near.ask(json!({"do": "fill", "most": 100}))?;
+            is(&full, "IBGDA_ERR_QUEUE_FULL")?;
+            ensure!(full["posted"] == 16, "{full}");
+            ensure!(
+                two.near.ask(json!({"do": "error"}))? == json!({}),
+                "the queue pair is well"
+            );
+            is(
+                &two.near
+                    .ask(json!({"do": "quiet", "patience_ms": 60_000}))?,
+                "IBGDA_OK",
+            )
+        };
+        let seen = full();
+        ask_model("link", &["nic1", "delay", "0"]);
+        seen?;
+        two.near.hears_nothing_more()?;
+        two.far.hears_nothing_more()?;
+        two.moves_data(8)
+    })
 }
 
 /// As many completions as the CQ has entries, all of them errors, before anybody polls.
 #[test]
 fn the_first_error_of_a_full_completion_queue_is_the_one_that_is_found() -> Result<()> {
-    let mut two = two(&json!({"depth": 16}))?;
-    is(
-        &two.near
-            .ask(json!({"do": "burst", "count": 16, "key": 0xff00}))?,
-        "IBGDA_OK",
-    )?;
-    two.far.hears("refused a request of its peer")?;
-    let quiet = json!({"do": "quiet", "patience_ms": 60_000});
-    is(&two.near.ask(quiet)?, "IBGDA_ERR_REMOTE_ACCESS")?;
-    has_error(&mut two.near, 0x13, &["rkey"])?;
-    ensure!(two.near.ask(json!({"do": "error"}))?["index"] == 0);
-    two.near.hears("request 0 failed")?;
-    two.join(&json!({}))?;
-    two.moves_data(9)
+    on_each_route(json!({"depth": 16}), |two| {
+        is(
+            &two.near
+                .ask(json!({"do": "burst", "count": 16, "key": 0xff00}))?,
+            "IBGDA_OK",
+        )?;
+        two.far.hears("refused a request of its peer")?;
+        let quiet = json!({"do": "quiet", "patience_ms": 60_000});
+        is(&two.near.ask(quiet)?, "IBGDA_ERR_REMOTE_ACCESS")?;
+        has_error(&mut two.near, 0x13, &["rkey"])?;
+        ensure!(two.near.ask(json!({"do": "error"}))?["index"] == 0);
+        two.near.hears("request 0 failed")?;
+        two.join(&json!({}))?;
+        two.moves_data(9)
+    })
 }
 
 /// The MTU of an address, by its code, with the checksum that goes with it.
@@ -240,33 +258,34 @@ fn claim_mtu(address: &mut [u8], code: u8) {
 
 #[test]
 fn the_smaller_mtu_is_taken_and_different_ones_are_an_error_at_both_ends() -> Result<()> {
-    let mut two = two(&json!({}))?;
-    let (near, far) = (&mut two.near, &mut two.far);
-    // Each is told of 512 bytes, as by a port that can do no more.
-    join(near, far, &json!({}), |address| claim_mtu(address, 2))?;
-    two.moves_data(10)?;
+    on_each_route(json!({}), |two| {
+        let (near, far) = (&mut two.near, &mut two.far);
+        // Each is told of 512 bytes, as by a port that can do no more.
+        join(near, far, &json!({}), |address| claim_mtu(address, 2))?;
+        two.moves_data(10)?;
 
-    // One end only: it sends packets of 512 bytes to a QP that takes a write's first packet to be full, of 4096.
-    let (near, far) = (&mut two.near, &mut two.far);
-    let mut of_near = near.ask(json!({"do": "begin"}))?;
-    let mut of_far = far.ask(json!({"do": "begin"}))?;
-    let mut address: Vec<u8> = serde_json::from_value(of_far["address"].take())?;
-    claim_mtu(&mut address, 2);
-    of_far["address"] = json!(address);
-    for card in [&mut of_near, &mut of_far] {
-        card["do"] = "connect".into();
-    }
-    near.ask(of_far)?;
-    far.ask(of_near)?;
-    is(&near.ask(put(11))?, "IBGDA_ERR_REMOTE_INVALID_REQUEST")?;
-    near.hears("does not take this kind of request")?;
-    let heard = far.hears("refused a request of its peer")?;
-    ensure!(
-        heard.contains("MTU") && heard.contains("WQ_INVAL_REQ_ERROR"),
-        "{heard}"
-    );
-    two.join(&json!({}))?;
-    two.moves_data(12)
+        // One end only: it sends packets of 512 bytes to a QP that takes a write's first packet to be full, of 4096.
+        let (near, far) = (&mut two.near, &mut two.far);
+        let mut of_near = near.ask(json!({"do": "begin"}))?;
+        let mut of_far = far.ask(json!({"do": "begin"}))?;
+        let mut address: Vec<u8> = serde_json::from_value(of_far["address"].take())?;
+        claim_mtu(&mut address, 2);
+        of_far["address"] = json!(address);
+        for card in [&mut of_near, &mut of_far] {
+            card["do"] = "connect".into();
+        }
+        near.ask(of_far)?;
+        far.ask(of_near)?;
+        is(&near.ask(put(11))?, "IBGDA_ERR_REMOTE_INVALID_REQUEST")?;
+        near.hears("does not take this kind of request")?;
+        let heard = far.hears("refused a request of its peer")?;
+        ensure!(
+            heard.contains("MTU") && heard.contains("WQ_INVAL_REQ_ERROR"),
+            "{heard}"
+        );
+        two.join(&json!({}))?;
+        two.moves_data(12)
+    })
 }
 
 /// The communicator of examples/, three ranks of it: a rank that waits finds out who has gone, long before a deadline that

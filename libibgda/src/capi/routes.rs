@@ -282,7 +282,7 @@ pub unsafe extern "C" fn ibgda_get_qp_counters(
         let size = unsafe { size_of_given(CALL, "counters", counters) }?;
         let qp = borrow(CALL, "qp", qp)?;
         if !qp.0.is_ours() {
-            return Err(super::of_the_parent(CALL));
+            return Err(crate::worker::of_the_parent(CALL));
         }
         let now = qp.0.counters();
         let known = ibgda_qp_counters {

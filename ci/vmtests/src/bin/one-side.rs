@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! One end of a connection: `one-side GPU NIC` opens the NIC, then does what each line of its input asks, and answers
+//! One end of a connection: `one-side GPU NIC [ROUTE]` opens the NIC, then does what each line of its input asks, and answers
 //! with a line. What a kernel does is done on this process's thread.
 //!
 //! An answer that is not of success has `error`, the library's sentence, and `errno`. A `status` is the name of a device
@@ -208,11 +208,14 @@ impl Side {
 fn open() -> Result<Side> {
     let mut words = env::args().skip(1);
     let (Some(gpu), Some(nic)) = (words.next(), words.next()) else {
-        anyhow::bail!("usage: one-side GPU NIC");
+        anyhow::bail!("usage: one-side GPU NIC [ROUTE]");
     };
-    // With any other, auto would find one that needs neither the broker nor permission.
+    // Not auto, which would find one that needs neither the broker nor permission.
+    let route = words
+        .next()
+        .map_or(Ok(Route::Direct), |word| word.parse())?;
     let context = Context::open(&OpenOptions {
-        route: Route::Direct,
+        route,
         ..OpenOptions::new(nic, gpu.parse()?)
     })?;
     let (told, heard) = channel();
