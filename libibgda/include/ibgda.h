@@ -51,6 +51,11 @@
 #define IBGDA_CQ_COLLAPSED 2
 
 /**
+ * In retry_count and rnr_retry of struct ibgda_qp_attr: none.
+ */
+#define IBGDA_NO_RETRIES UINT32_MAX
+
+/**
  * The best route that works.
  */
 #define IBGDA_ROUTE_AUTO 0
@@ -174,6 +179,11 @@ struct ibgda_host_qp;
 struct ibgda_mr;
 
 /**
+ * Memory for one queue, exported as a dma-buf.
+ */
+struct ibgda_queue_memory;
+
+/**
  * What to open.
  */
 struct ibgda_open_attr {
@@ -261,6 +271,26 @@ struct ibgda_qp_attr {
    * 0.
    */
   uint32_t reserved;
+  /**
+   * How long the NIC waits for an acknowledgement: 4.096 us * 2^n, 1 to 31; default 14.
+   */
+  uint32_t ack_timeout;
+  /**
+   * Retries before a request fails, 1 to 7; default 7; IBGDA_NO_RETRIES.
+   */
+  uint32_t retry_count;
+  /**
+   * Retries when the peer has no receive posted, 1 to 6; default 6; IBGDA_NO_RETRIES.
+   */
+  uint32_t rnr_retry;
+  /**
+   * 0.
+   */
+  uint32_t reserved1;
+  /**
+   * Where its queues lie, ibgda_qp_memory_bytes long; NULL: in memory of the host. Not on route cpu-doorbell.
+   */
+  const struct ibgda_queue_memory *memory;
 };
 
 /**
@@ -283,6 +313,10 @@ struct ibgda_cq_attr {
    * 0.
    */
   uint32_t reserved;
+  /**
+   * Where it lies, ibgda_cq_memory_bytes long; NULL: in memory of the host. Not with IBGDA_CQ_EVENTS.
+   */
+  const struct ibgda_queue_memory *memory;
 };
 
 /**
@@ -575,6 +609,105 @@ int ibgda_create_cq_with(struct ibgda_context *context,
  */
 int ibgda_cq_wait_event(const struct ibgda_host_cq *cq,
                         uint64_t deadline_ns);
+
+/**
+ * What a kernel of a GPU posts with: a struct ibgda_qp in the GPU's memory, to be passed to kernels and not read by the
+ * host. `gpu` is its PCI address, or NULL for the GPU that the context was opened with. The first call makes it, and
+ * from then on kernels of that GPU alone use the QP; valid as long as the QP, which no kernel may outlast. ENODEV: no
+ * CUDA, or no such GPU; EBUSY: another GPU has it; EPERM: NVIDIA's driver does not let this process have the doorbell,
+ * and ibgda_last_error says what opens its gate; others of CUDA's.
+ *
+ * # Safety
+ * The arguments are null or valid.
+ */
+int ibgda_qp_device_handle_on(const struct ibgda_host_qp *qp,
+                              const char *gpu,
+                              struct ibgda_qp **handle);
+
+/**
+ * Where a GPU sees the first byte of a heap whose memory the library has allocated, for kernels that read and write it
+ * themselves; requests name it by the addresses of ibgda_heap_alloc all the same. `gpu` as of
+ * ibgda_qp_device_handle_on. Valid as long as the heap. EINVAL: the memory is the caller's own, who registers it with
+ * CUDA; EBUSY: it was asked for with another GPU; ENODEV, and CUDA's of registering it.
+ *
+ * # Safety
+ * The arguments are null or valid.
+ */
+int ibgda_heap_device_pointer_on(const struct ibgda_heap *heap,
+                                 const char *gpu,
+                                 void **pointer);
+
+/**
+ * The first error that kernels and threads have found of a QP: of its send queue, or else of its receive queue. Its
+ * status is IBGDA_OK if there is none. Of a GPU's kernels it waits for those of the default stream.
+ *
+ * # Safety
+ * The arguments are null or valid.
+ */
+int ibgda_qp_error(const struct ibgda_host_qp *qp,
+                   struct ibgda_error *error);
+
+/**
+ * An error in words, written into `buffer` and terminated, cut to `length`: which request of which QP failed, why, and
+ * what to do. EINVAL: no error, or no buffer.
+ *
+ * # Safety
+ * The error is null or valid; `buffer` is null or has `length` bytes.
+ */
+int ibgda_error_text(const struct ibgda_error *error,
+                     char *buffer,
+                     size_t length);
+
+/**
+ * Bytes that the queues of a QP with such an attribute take, for its memory.
+ *
+ * # Safety
+ * The arguments are null or valid.
+ */
+int ibgda_qp_memory_bytes(const struct ibgda_qp_attr *attr, size_t *bytes);
+
+/**
+ * Bytes that a CQ with such an attribute takes, for its memory.
+ *
+ * # Safety
+ * The arguments are null or valid.
+ */
+int ibgda_cq_memory_bytes(const struct ibgda_cq_attr *attr, size_t *bytes);
+
+/**
+ * Allocates at least `length` bytes of a GPU's memory for one queue, and exports them as a dma-buf. `gpu` as of
+ * ibgda_qp_device_handle_on. ENODEV: no CUDA, or no such GPU; EOPNOTSUPP: it exports none; others of CUDA's.
+ *
+ * # Safety
+ * The arguments are null or valid.
+ */
+int ibgda_alloc_queue_memory(struct ibgda_context *context,
+                             const char *gpu,
+                             size_t length,
+                             struct ibgda_queue_memory **memory);
+
+/**
+ * Takes `length` bytes from byte `offset` of a dma-buf on, mapped here at `address`, for one queue: whoever posts and
+ * polls sees it at `address`. The file may be closed afterwards. EINVAL: offset, address or length are no multiples of
+ * 4096, or zero; EBADF: no file.
+ *
+ * # Safety
+ * Those bytes are mapped there for reading and writing until the memory and the queue in it are destroyed, and nobody
+ * else uses them; `memory` is null or valid.
+ */
+int ibgda_import_queue_memory(int dmabuf,
+                              uint64_t offset,
+                              void *address,
+                              size_t length,
+                              struct ibgda_queue_memory **memory);
+
+/**
+ * Lets go of queue memory. A queue in it keeps it.
+ *
+ * # Safety
+ * The memory is null or of this library, and not used again.
+ */
+int ibgda_destroy_queue_memory(struct ibgda_queue_memory *memory);
 
 /**
  * Registers `length` bytes, from which buffers are taken afterwards: of the caller's memory at `memory`, as

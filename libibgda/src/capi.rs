@@ -10,18 +10,22 @@
 //! before a member has 0 there, and one that is longer than the library knows must be 0 behind (E2BIG).
 
 mod events;
+mod gpu;
 mod handles;
 mod heap;
 mod routes;
 
 pub use events::*;
+pub use gpu::*;
 pub use heap::*;
 pub use routes::*;
 
 use crate::{
-    Access, CompletionQueue, Context, Error, MemoryRegion, OpenOptions, QpAddress, QueuePair,
+    Access, Bdf, CompletionQueue, Context, Error, MemoryRegion, OpenOptions, QpAddress, QueuePair,
     QueuePairOptions, Result, Rounding, address::ADDRESS_BYTES,
 };
+use events::cq_options;
+use gpu::{gpu_of, memory_of};
 use handles::borrow;
 use ibgda_device::{
     Status,
@@ -56,7 +60,7 @@ pub struct ibgda_mr(MemoryRegion);
 /// A completion queue, host side; kernels use its `struct ibgda_cq`.
 pub struct ibgda_host_cq(Arc<CompletionQueue>);
 /// A queue pair, host side; kernels use its `struct ibgda_qp`.
-pub struct ibgda_host_qp(QueuePair);
+pub struct ibgda_host_qp(QueuePair, Bdf);
 
 /// What to open.
 #[repr(C)]
@@ -94,6 +98,16 @@ pub struct ibgda_qp_attr {
     pub mode: u32,
     /// 0.
     pub reserved: u32,
+    /// How long the NIC waits for an acknowledgement: 4.096 us * 2^n, 1 to 31; default 14.
+    pub ack_timeout: u32,
+    /// Retries before a request fails, 1 to 7; default 7; IBGDA_NO_RETRIES.
+    pub retry_count: u32,
+    /// Retries when the peer has no receive posted, 1 to 6; default 6; IBGDA_NO_RETRIES.
+    pub rnr_retry: u32,
+    /// 0.
+    pub reserved1: u32,
+    /// Where its queues lie, ibgda_qp_memory_bytes long; NULL: in memory of the host. Not on route cpu-doorbell.
+    pub memory: *const ibgda_queue_memory,
 }
 
 /// The broker's word on a NIC.
@@ -178,6 +192,25 @@ impl Sized32 for ibgda_open_attr {
     const FIRST: usize = 24;
 }
 
+impl Default for ibgda_qp_attr {
+    fn default() -> Self {
+        Self {
+            size: size_of::<Self>() as u32,
+            send_depth: 0,
+            recv_depth: 0,
+            access: 0,
+            post_timeout_ns: 0,
+            mode: 0,
+            reserved: 0,
+            ack_timeout: 0,
+            retry_count: 0,
+            rnr_retry: 0,
+            reserved1: 0,
+            memory: ptr::null(),
+        }
+    }
+}
+
 impl Sized32 for ibgda_qp_attr {
     const FIRST: usize = 32;
 }
@@ -239,6 +272,11 @@ unsafe fn given<T: Sized32>(call: &str, argument: &str, pointer: *const T) -> Re
         ptr::copy_nonoverlapping(known.as_ptr(), value.as_mut_ptr().cast(), known.len());
         value.assume_init()
     })
+}
+
+fn bdf(call: &str, text: &str) -> Result<Bdf> {
+    text.parse()
+        .map_err(|error: crate::ParseBdfError| Error::argument(call, error.to_string(), ""))
 }
 
 fn access(call: &str, bits: u32) -> Result<Access> {
@@ -318,9 +356,7 @@ pub unsafe extern "C" fn ibgda_open(
         }
         // SAFETY: as above.
         let (nic, gpu) = unsafe { (text(CALL, "nic", attr.nic)?, text(CALL, "gpu", attr.gpu)?) };
-        let gpu = gpu
-            .parse()
-            .map_err(|error: crate::ParseBdfError| Error::argument(CALL, error.to_string(), ""))?;
+        let gpu = bdf(CALL, gpu)?;
         let port = u8::try_from(attr.port).map_err(|_| {
             Error::argument(
                 CALL,
@@ -493,6 +529,48 @@ pub unsafe extern "C" fn ibgda_cq_device_handle(
     })
 }
 
+fn qp_options(call: &str, attr: &ibgda_qp_attr) -> Result<QueuePairOptions> {
+    let unknown = attr.mode & !(IBGDA_SHARED | IBGDA_BLUEFLAME);
+    let reserved = attr.reserved | attr.reserved1;
+    if unknown != 0 || reserved != 0 {
+        return Err(Error::argument(
+            call,
+            format!(
+                "mode {:#x} has the bits {unknown:#x}, which are not the caller's, and reserved is {reserved:#x}",
+                attr.mode
+            ),
+            "mode is 0, or IBGDA_SHARED and IBGDA_BLUEFLAME, reserved 0; route and CQ add their own bits",
+        ));
+    }
+    let defaults = QueuePairOptions::default();
+    let small = |name: &str, value: u32, default: u8| match value {
+        0 => Ok(default),
+        IBGDA_NO_RETRIES if name != "ack_timeout" => Ok(0),
+        // What is too much for the NIC is told with the rest.
+        value => u8::try_from(value).map_err(|_| {
+            Error::argument(call, format!("{name} is {value}"), "it is 31 at the most")
+        }),
+    };
+    Ok(QueuePairOptions {
+        send_depth: match attr.send_depth {
+            0 => defaults.send_depth,
+            depth => depth,
+        },
+        recv_depth: attr.recv_depth,
+        access: access(call, attr.access)?,
+        shared: attr.mode & IBGDA_SHARED != 0,
+        blueflame: attr.mode & IBGDA_BLUEFLAME != 0,
+        post_timeout: match attr.post_timeout_ns {
+            0 => defaults.post_timeout,
+            ns => Duration::from_nanos(ns),
+        },
+        memory: memory_of(call, attr.memory)?,
+        ack_timeout: small("ack_timeout", attr.ack_timeout, defaults.ack_timeout)?,
+        retry_count: small("retry_count", attr.retry_count, defaults.retry_count)?,
+        rnr_retry: small("rnr_retry", attr.rnr_retry, defaults.rnr_retry)?,
+    })
+}
+
 /// Creates a queue pair with a doorbell page of its own. `recv_cq` is null exactly when attr's recv_depth is 0. EINVAL:
 /// depths, or a CQ that is too small; EBUSY: a CQ that serves another queue; EOPNOTSUPP: IBGDA_BLUEFLAME, where writes do
 /// not combine; also those of IBGDA_IOC_DOORBELL_IMPORT and IBGDA_IOC_QUEUE_ALLOC, and firmware's.
@@ -517,38 +595,11 @@ pub unsafe extern "C" fn ibgda_create_qp(
             true => None,
             false => Some(borrow(CALL, "recv_cq", recv_cq)?),
         };
-        let unknown = attr.mode & !(IBGDA_SHARED | IBGDA_BLUEFLAME);
-        if unknown != 0 || attr.reserved != 0 {
-            return Err(Error::argument(
-                CALL,
-                format!(
-                    "mode {:#x} has the bits {unknown:#x}, which are not the caller's, and reserved is {:#x}",
-                    attr.mode, attr.reserved
-                ),
-                "mode is 0, or IBGDA_SHARED and IBGDA_BLUEFLAME, reserved 0; route and CQ add their own bits",
-            ));
-        }
-        let defaults = QueuePairOptions::default();
-        let options = QueuePairOptions {
-            send_depth: if attr.send_depth == 0 {
-                defaults.send_depth
-            } else {
-                attr.send_depth
-            },
-            recv_depth: attr.recv_depth,
-            access: access(CALL, attr.access)?,
-            shared: attr.mode & IBGDA_SHARED != 0,
-            blueflame: attr.mode & IBGDA_BLUEFLAME != 0,
-            post_timeout: match attr.post_timeout_ns {
-                0 => defaults.post_timeout,
-                ns => Duration::from_nanos(ns),
-            },
-            ..defaults
-        };
+        let options = qp_options(CALL, &attr)?;
         let pair = context
             .0
             .create_qp(&options, &send_cq.0, recv_cq.as_ref().map(|cq| &cq.0))?;
-        handles::give(CALL, ibgda_host_qp(pair))
+        handles::give(CALL, ibgda_host_qp(pair, gpu_of(&context.0)))
     };
     // SAFETY: by this function's contract.
     finish(unsafe { put(CALL, "qp", qp, create) })

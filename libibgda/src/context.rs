@@ -332,7 +332,7 @@ impl Context {
     ///
     /// # Errors
     /// `EPERM`: a forked child; `ENOLINK`: the NIC was lost, and why.
-    fn check_usable(&self, what: &str) -> Result<()> {
+    pub(crate) fn check_usable(&self, what: &str) -> Result<()> {
         let what = || format!("{what} on {}", self.device_name());
         self.home.check(what)?;
         let state = self.state();

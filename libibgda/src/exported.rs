@@ -102,10 +102,16 @@ impl ExportedMemory {
     /// `EOPNOTSUPP`: the GPU exports none; CUDA's.
     #[cfg(feature = "cuda")]
     pub fn on_gpu(gpu: &Gpu, bytes: usize) -> Result<Arc<Self>> {
-        /// What cudaMalloc gives whole, and a dma-buf can be of.
-        const UNIT: usize = 64 << 10;
-        let bytes = bytes.max(1).next_multiple_of(UNIT);
-        let memory = crate::cuda::DeviceMemory::alloc(gpu, bytes)?;
+        let page = PAGE_BYTES as usize;
+        let whole = bytes.max(1).checked_next_multiple_of(page);
+        let bytes = whole.ok_or_else(|| {
+            Error::argument(
+                format!("queue memory of {bytes} bytes on {}", gpu.name()),
+                "no GPU has so much",
+                "memory_bytes of the queue's options says how many a queue takes",
+            )
+        })?;
+        let memory = crate::cuda::DeviceMemory::alloc_pages(gpu, bytes)?;
         let address = memory.address();
         let dmabuf = DmaBuf::export(address, bytes)?;
         Ok(Arc::new(Self {

@@ -177,8 +177,7 @@ impl Heap {
 
     /// Gives back the buffer that begins at `address`.
     pub(crate) fn free(&self, address: u64) -> Result<()> {
-        let what = || format!("give back {address:#x} to a heap");
-        self.0.home.check(what)?;
+        self.check_ours("give a buffer back to a heap")?;
         let start = address.checked_sub(self.region().address());
         let given = start.and_then(|start| lock(&self.0.space).give(start));
         given.map(drop).ok_or_else(|| {
@@ -193,6 +192,11 @@ impl Heap {
                 "give back each buffer once, to the heap that it is of",
             )
         })
+    }
+
+    /// `EPERM` in a forked child.
+    pub(crate) fn check_ours(&self, what: &str) -> Result<()> {
+        self.0.home.check(|| what.to_owned())
     }
 
     /// Bytes that are taken, of how many, and the longest that can be; all 0 in a forked child, which has none of them.

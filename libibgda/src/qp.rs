@@ -512,8 +512,14 @@ impl QueuePair {
         self.address
     }
 
+    /// `EPERM` in a forked child.
+    pub(crate) fn check_ours(&self, what: &str) -> Result<()> {
+        let number = self.number();
+        self.home.check(|| format!("{what}, QP {number:#x}"))
+    }
+
     /// Whether this is the process that made it, and not a child of it.
-    pub(crate) fn is_ours(&self) -> bool {
+    fn is_ours(&self) -> bool {
         self.home.is_here()
     }
 

@@ -353,10 +353,8 @@ fn c_programs_wait_and_destroy_while_another_thread_waits() {
         reserved: 0,
     };
     let cq_attr = capi::ibgda_cq_attr {
-        size: size_of::<capi::ibgda_cq_attr>() as u32,
-        entries: 0,
         flags: capi::IBGDA_CQ_EVENTS,
-        reserved: 0,
+        ..Default::default()
     };
     let (mut context, mut cq) = (null_mut(), null_mut());
     // SAFETY: the arguments are valid.

@@ -17,6 +17,7 @@ fn the_header_is_current() {
     let bindings = cbindgen::Builder::new()
         .with_src(crate_dir().join("src/capi.rs"))
         .with_src(crate_dir().join("src/capi/events.rs"))
+        .with_src(crate_dir().join("src/capi/gpu.rs"))
         .with_src(crate_dir().join("src/capi/heap.rs"))
         .with_src(crate_dir().join("src/capi/routes.rs"))
         .with_config(config)

@@ -20,18 +20,23 @@ FIELD(ibgda_open_attr, nic, 8, 8);
 FIELD(ibgda_open_attr, gpu, 16, 8);
 FIELD(ibgda_open_attr, route, 24, 4);
 
-SIZE(ibgda_qp_attr, 32);
+SIZE(ibgda_qp_attr, 56);
 FIELD(ibgda_qp_attr, size, 0, 4);
 FIELD(ibgda_qp_attr, send_depth, 4, 4);
 FIELD(ibgda_qp_attr, recv_depth, 8, 4);
 FIELD(ibgda_qp_attr, access, 12, 4);
 FIELD(ibgda_qp_attr, post_timeout_ns, 16, 8);
 FIELD(ibgda_qp_attr, mode, 24, 4);
+FIELD(ibgda_qp_attr, ack_timeout, 32, 4);
+FIELD(ibgda_qp_attr, retry_count, 36, 4);
+FIELD(ibgda_qp_attr, rnr_retry, 40, 4);
+FIELD(ibgda_qp_attr, memory, 48, 8);
 
-SIZE(ibgda_cq_attr, 16);
+SIZE(ibgda_cq_attr, 24);
 FIELD(ibgda_cq_attr, size, 0, 4);
 FIELD(ibgda_cq_attr, entries, 4, 4);
 FIELD(ibgda_cq_attr, flags, 8, 4);
+FIELD(ibgda_cq_attr, memory, 16, 8);
 
 SIZE(ibgda_session_state, 24);
 FIELD(ibgda_session_state, state, 0, 4);

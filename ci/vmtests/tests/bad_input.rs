@@ -6,7 +6,10 @@
 //! vm: --nics 2 --gpus 1
 
 use anyhow::{Context as _, Result, ensure};
-use ibgda::{abi::ibgda_region, capi::*};
+use ibgda::{
+    abi::{ibgda_error, ibgda_region},
+    capi::*,
+};
 use ibgda_vmtests::{
     machine::{Allowed, Bdf, gpus, live_objects, nics, wait_until},
     process::{End, in_child},
@@ -93,22 +96,17 @@ impl Machine {
 
 fn qp_attr() -> ibgda_qp_attr {
     ibgda_qp_attr {
-        size: size_of::<ibgda_qp_attr>() as u32,
         send_depth: 16,
-        recv_depth: 0,
         access: IBGDA_ACCESS_WRITE,
-        post_timeout_ns: 0,
-        mode: 0,
-        reserved: 0,
+        ..Default::default()
     }
 }
 
 fn cq_attr() -> ibgda_cq_attr {
     ibgda_cq_attr {
-        size: size_of::<ibgda_cq_attr>() as u32,
         entries: 16,
         flags: IBGDA_CQ_EVENTS,
-        reserved: 0,
+        ..Default::default()
     }
 }
 
@@ -186,7 +184,8 @@ impl Objects {
         };
         let mut memory = MmapMut::map_anon(4096).expect("a page");
         let (mut mr, mut cq, mut qp) = (null_mut(), null_mut(), null_mut());
-        let (mut cq_with, mut heap) = (null_mut(), null_mut());
+        let (mut cq_with, mut heap, mut queue) = (null_mut(), null_mut(), null_mut());
+        let (mut pointer, mut error) = (null_mut(), ibgda_error::default());
         let (mut qp_handle, mut cq_handle, mut route) = (null_mut(), null_mut(), 0);
         let (mut region, mut text) = (ibgda_region::default(), [0; 64]);
         let mut address = [0_u8; IBGDA_ADDRESS_BYTES];
@@ -223,9 +222,20 @@ impl Objects {
             "heap": ibgda_heap_alloc(self.heap, 64, 64, &mut region);
             "heap": ibgda_heap_free(self.heap, &region);
             "heap": ibgda_heap_region(self.heap, &mut region);
+            "qp": ibgda_qp_device_handle_on(self.qp, null(), &mut qp_handle);
+            "qp": ibgda_qp_error(self.qp, &mut error);
+            "heap": ibgda_heap_device_pointer_on(self.heap, null(), &mut pointer);
+            "context": ibgda_alloc_queue_memory(self.context, null(), 4096, &mut queue);
         };
         assert!(
-            [mr.addr(), cq.addr(), qp.addr(), cq_with.addr(), heap.addr()] == [0; 5],
+            [
+                mr.addr(),
+                cq.addr(),
+                qp.addr(),
+                cq_with.addr(),
+                heap.addr(),
+                queue.addr()
+            ] == [0; 6],
             "made of nothing"
         );
         calls

@@ -963,13 +963,8 @@ fn the_c_abi_moves_data_and_its_errors_have_words() -> Result<()> {
         };
         let access = capi::IBGDA_ACCESS_READ | capi::IBGDA_ACCESS_WRITE;
         let qp_attr = capi::ibgda_qp_attr {
-            size: size_of::<capi::ibgda_qp_attr>() as u32,
-            send_depth: 0,
-            recv_depth: 0,
             access,
-            post_timeout_ns: 0,
-            mode: 0,
-            reserved: 0,
+            ..Default::default()
         };
         let mut side = Side {
             context: null_mut(),

@@ -96,7 +96,7 @@ fn regions(steps: &mut Steps, gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
-fn fill(gpu: &Gpu, to: sys::CUdeviceptr, byte: u8, bytes: usize) -> Result<()> {
+pub fn fill(gpu: &Gpu, to: sys::CUdeviceptr, byte: u8, bytes: usize) -> Result<()> {
     gpu.context().bind_to_thread()?;
     // SAFETY: the callers pass memory that the GPU may write, of at least that length.
     unsafe { result::memset_d8_sync(to, byte, bytes) }?;

@@ -2,6 +2,7 @@
 //! The library's public calls without a NIC, module or root: the NIC is the ConnectX model in this process. Kernels run on a
 //! GPU where CUDA shows one, else on CPU threads, from the same source. Each step is checked; the first that fails ends it.
 
+mod capi;
 mod gpu;
 mod processor;
 
@@ -210,7 +211,7 @@ fn transfers(steps: &mut Steps, processor: &Processor) -> Result<()> {
         "first \"{error}\"; then recovered, generation {}, {BYTES} bytes equal",
         near.pair().generation
     ));
-    Ok(())
+    capi::run(steps, processor)
 }
 
 fn main() -> Result<()> {

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The C ABI of completion queues with options, and of waiting for their events.
 
-use super::{Sized32, borrow, finish, given, handles, ibgda_context, ibgda_host_cq, put};
+use super::{
+    Sized32, borrow, finish, given, gpu::memory_of, handles, ibgda_context, ibgda_host_cq,
+    ibgda_queue_memory, put,
+};
 use crate::{CompletionQueueOptions, Error, Result, Source};
 use nix::time::{ClockId, clock_gettime};
-use std::{ffi::c_int, sync::Arc, time::Duration};
+use std::{ffi::c_int, ptr, sync::Arc, time::Duration};
 
 /// The queue can be waited for without polling: ibgda_cq_wait_event, ibgda_wait_for_cq_event.
 pub const IBGDA_CQ_EVENTS: u32 = 1;
@@ -24,13 +27,27 @@ pub struct ibgda_cq_attr {
     pub flags: u32,
     /// 0.
     pub reserved: u32,
+    /// Where it lies, ibgda_cq_memory_bytes long; NULL: in memory of the host. Not with IBGDA_CQ_EVENTS.
+    pub memory: *const ibgda_queue_memory,
+}
+
+impl Default for ibgda_cq_attr {
+    fn default() -> Self {
+        Self {
+            size: size_of::<Self>() as u32,
+            entries: 0,
+            flags: 0,
+            reserved: 0,
+            memory: ptr::null(),
+        }
+    }
 }
 
 impl Sized32 for ibgda_cq_attr {
     const FIRST: usize = 16;
 }
 
-fn options(call: &str, attr: &ibgda_cq_attr) -> Result<CompletionQueueOptions> {
+pub(super) fn cq_options(call: &str, attr: &ibgda_cq_attr) -> Result<CompletionQueueOptions> {
     let unknown = attr.flags & !(IBGDA_CQ_EVENTS | IBGDA_CQ_COLLAPSED);
     if unknown != 0 || attr.reserved != 0 {
         return Err(Error::argument(
@@ -50,7 +67,7 @@ fn options(call: &str, attr: &ibgda_cq_attr) -> Result<CompletionQueueOptions> {
         },
         events: attr.flags & IBGDA_CQ_EVENTS != 0,
         collapsed: attr.flags & IBGDA_CQ_COLLAPSED != 0,
-        ..defaults
+        memory: memory_of(call, attr.memory)?,
     })
 }
 
@@ -70,7 +87,7 @@ pub unsafe extern "C" fn ibgda_create_cq_with(
         let context = borrow(CALL, "context", context)?;
         // SAFETY: by this function's contract.
         let attr = unsafe { given(CALL, "attr", attr) }?;
-        let queue = context.0.create_cq_with(&options(CALL, &attr)?)?;
+        let queue = context.0.create_cq_with(&cq_options(CALL, &attr)?)?;
         handles::give(CALL, ibgda_host_cq(queue))
     };
     // SAFETY: by this function's contract.
@@ -117,10 +134,8 @@ mod tests {
     fn null_and_unknown_flags_are_refused_and_named() {
         let mut cq = ptr::null_mut();
         let attr = ibgda_cq_attr {
-            size: 16,
             entries: 16,
-            flags: 0,
-            reserved: 0,
+            ..Default::default()
         };
         // SAFETY: every argument is null or valid.
         let errnos = unsafe {
@@ -135,7 +150,9 @@ mod tests {
         let message = unsafe { CStr::from_ptr(ibgda_last_error()) };
         assert_eq!(message, c"ibgda_cq_wait_event: cq is NULL");
 
-        assert!(options("call", &attr).is_ok_and(|options| options.depth == 16 && !options.events));
+        assert!(
+            cq_options("call", &attr).is_ok_and(|options| options.depth == 16 && !options.events)
+        );
         for (flags, reserved, words) in [(0x11, 0, "unknown bits 0x10"), (0, 7, "reserved is 0x7")]
         {
             let attr = ibgda_cq_attr {
@@ -143,7 +160,7 @@ mod tests {
                 reserved,
                 ..attr
             };
-            let error = options("call", &attr).expect_err("unknown");
+            let error = cq_options("call", &attr).expect_err("unknown");
             assert_eq!(error.errno(), libc::EINVAL);
             assert!(error.to_string().contains(words), "{error}");
         }

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The C ABI of heaps.
 
-use super::{IBGDA_MAP_ROUND, access, borrow, destroy, finish, handles, ibgda_context, null, put};
-use crate::{Error, Heap, Rounding, Source};
+use super::{
+    IBGDA_MAP_ROUND, access, borrow, destroy, finish, gpu::gpu_of, handles, ibgda_context, null,
+    put,
+};
+use crate::{Bdf, Error, Heap, Rounding, Source};
 use ibgda_device::abi::ibgda_region;
 use std::ffi::{c_int, c_void};
 
 /// One registered region, from which buffers are taken.
-pub struct ibgda_heap(Heap);
+pub struct ibgda_heap(pub(super) Heap, pub(super) Bdf);
 
 impl handles::Object for ibgda_heap {
     const WHAT: &'static str = "heap";
@@ -45,7 +48,7 @@ pub unsafe extern "C" fn ibgda_create_heap(
                     .map_device(memory.cast(), length, access, rounding)
             }
         }?;
-        handles::give(CALL, ibgda_heap(Heap::new(region)))
+        handles::give(CALL, ibgda_heap(Heap::new(region), gpu_of(&context.0)))
     };
     // SAFETY: by this function's contract.
     finish(unsafe { put(CALL, "heap", heap, create) })

@@ -281,9 +281,7 @@ pub unsafe extern "C" fn ibgda_get_qp_counters(
         // SAFETY: by this function's contract.
         let size = unsafe { size_of_given(CALL, "counters", counters) }?;
         let qp = borrow(CALL, "qp", qp)?;
-        if !qp.0.is_ours() {
-            return Err(crate::worker::of_the_parent(CALL));
-        }
+        qp.0.check_ours(CALL)?;
         let now = qp.0.counters();
         let known = ibgda_qp_counters {
             size: size as u32,

@@ -81,7 +81,7 @@ impl DmaBuf {
             return Err(Error::argument(
                 what(),
                 "address and length must be multiples of 4096, and not zero",
-                "round outward within the allocation: cudaMalloc gives whole pages for sizes that are multiples of 64 KiB",
+                "round within the allocation: what cudaMalloc gives begins anywhere if it is less than 2 MiB, so ask it for a page more, or for whole 2 MiB",
             ));
         }
         super::initialise()?;

@@ -7,6 +7,7 @@ use super::{
 };
 use crate::{
     error::Result,
+    memory::PAGE_BYTES,
     processor::{HostRange, Launched, Processor, Reached, no_kernel},
 };
 use cudarc::driver::{
@@ -26,6 +27,7 @@ const LOOK: Duration = Duration::from_micros(50);
 #[derive(Debug)]
 pub(crate) struct DeviceMemory {
     gpu: Gpu,
+    allocated: CUdeviceptr,
     address: CUdeviceptr,
 }
 
@@ -33,11 +35,22 @@ impl DeviceMemory {
     pub(crate) fn alloc(gpu: &Gpu, bytes: usize) -> Result<Self> {
         gpu.enter(|| {
             // SAFETY: it is filled before it is used.
-            let address = unsafe { result::malloc_sync(bytes) }
+            let allocated = unsafe { result::malloc_sync(bytes) }
                 .explain(|| format!("cuMemAlloc of {bytes} bytes"))?;
-            let gpu = gpu.clone();
-            Ok(Self { gpu, address })
+            Ok(Self {
+                gpu: gpu.clone(),
+                allocated,
+                address: allocated,
+            })
         })
+    }
+
+    /// Whole pages, as a dma-buf needs them: what CUDA allocates begins anywhere, if it is less than 2 MiB.
+    pub(crate) fn alloc_pages(gpu: &Gpu, bytes: usize) -> Result<Self> {
+        let room = bytes.saturating_add(PAGE_BYTES as usize - 1);
+        let mut memory = Self::alloc(gpu, room)?;
+        memory.address = memory.allocated.next_multiple_of(PAGE_BYTES);
+        Ok(memory)
     }
 
     pub(crate) fn gpu(&self) -> &Gpu {
@@ -70,7 +83,7 @@ impl Drop for DeviceMemory {
     fn drop(&mut self) {
         let free = || {
             // SAFETY: allocated by `alloc`; no kernel uses it any more, as of memory that is dropped.
-            unsafe { sys::cuMemFree_v2(self.address) }
+            unsafe { sys::cuMemFree_v2(self.allocated) }
                 .result()
                 .explain(|| "cuMemFree".to_owned())
         };

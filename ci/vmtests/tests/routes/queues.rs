@@ -2,6 +2,7 @@
 //! Queues of other kinds than the usual: collapsed CQs, BlueFlame doorbell pages, queues in a dma-buf.
 
 use crate::{
+    check,
     link::{self, Link, PATIENCE, connect, open},
     support::{Machine, model_count},
 };
@@ -11,8 +12,9 @@ use ibgda::{
     Status,
     abi::{
         IBGDA_BLUEFLAME, IBGDA_COLLAPSED, IBGDA_CPU_DOORBELL, IBGDA_ON_GPU, IBGDA_SHARED,
-        ibgda_error, ibgda_qp, ibgda_status,
+        ibgda_error, ibgda_qp, ibgda_region, ibgda_status,
     },
+    capi,
 };
 use ibgda_test_kernels::test_clock_ns;
 use ibgda_vmtests::{
@@ -21,10 +23,11 @@ use ibgda_vmtests::{
 };
 use memmap2::{MmapOptions, MmapRaw};
 use std::{
+    ffi::{CStr, CString},
     fs::File,
     io,
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
-    ptr::null_mut,
+    ptr::{self, null, null_mut},
     sync::Arc,
 };
 
@@ -369,18 +372,202 @@ fn queues_lie_in_a_dma_buf() -> Result<()> {
         ensure!(counters.told == counters.completed, "{counters:?}");
         link.fails_at_a_wrong_rkey(false)?;
 
-        // Neither is used twice, even when its queue is gone.
+        // Neither is used twice at a time.
         let again = link
             .near
             .create_cq_with(&cq_options)
             .err()
             .context("twice")?;
         ensure!(again.errno() == libc::EBUSY, "{again}");
-        drop(link);
-        drop(send_cq);
+        let near = link.near;
+        drop((link.qp, link.peer, link.source, link.target, link.far));
+        drop((send_cq, recv_cq));
         // SAFETY: the queues are gone; so nobody writes there.
         let first = unsafe { queues.map.as_ptr().read() };
         ensure!(first == 0x11, "the page before the queue was written");
+        // It is free again when its queue is gone, and when one could not be made: the second QP's CQ is of another context.
+        let cq = near.create_cq_with(&cq_options)?;
+        let stranger = open(&machine, 1, Route::Direct)?;
+        ensure!(stranger.create_qp(&qp_options, &cq, None).is_err());
+        let recv_cq = near.create_cq(4)?;
+        near.create_qp(&qp_options, &cq, Some(&recv_cq))?;
+    }
+    Ok(())
+}
+
+/// The same through the C ABI.
+#[test]
+fn queues_of_the_c_abi_lie_in_a_dma_buf() -> Result<()> {
+    let machine = Machine::take();
+    let (nic, gpu) = (
+        CString::new(machine.nics[0].to_string())?,
+        CString::new(machine.gpu.to_string())?,
+    );
+    let attr = capi::ibgda_open_attr {
+        size: size_of::<capi::ibgda_open_attr>() as u32,
+        port: 1,
+        nic: nic.as_ptr(),
+        gpu: gpu.as_ptr(),
+        route: capi::IBGDA_ROUTE_DIRECT,
+        reserved: 0,
+    };
+    let (mut context, mut heap, mut cq, mut qp) = (null_mut(), null_mut(), null_mut(), null_mut());
+    let (mut peer_cq, mut peer) = (null_mut(), null_mut());
+    let mut qp_attr = capi::ibgda_qp_attr {
+        send_depth: 16,
+        access: capi::IBGDA_ACCESS_WRITE,
+        retry_count: 1,
+        rnr_retry: capi::IBGDA_NO_RETRIES,
+        ack_timeout: 10,
+        ..Default::default()
+    };
+    let mut cq_attr = capi::ibgda_cq_attr {
+        entries: 16,
+        ..Default::default()
+    };
+    let (mut queues, mut completions) = (0, 0);
+    // SAFETY: the arguments are valid.
+    unsafe {
+        check(capi::ibgda_open(&attr, &mut context))?;
+        check(capi::ibgda_qp_memory_bytes(&qp_attr, &mut queues))?;
+        check(capi::ibgda_cq_memory_bytes(&cq_attr, &mut completions))?;
+    }
+    let (queues, completions) = (Udmabuf::new(queues)?, Udmabuf::new(completions)?);
+    let import = |dmabuf: &Udmabuf| -> Result<*mut capi::ibgda_queue_memory> {
+        let (mut memory, file) = (null_mut(), dmabuf.file.try_clone()?);
+        let map = &dmabuf.map;
+        // SAFETY: mapped until after the queues have ended, and used for one queue. The file may be closed after it.
+        check(unsafe {
+            capi::ibgda_import_queue_memory(
+                file.as_raw_fd(),
+                0,
+                map.as_mut_ptr().cast(),
+                map.len(),
+                &mut memory,
+            )
+        })?;
+        Ok(memory)
+    };
+    let memories = [import(&queues)?, import(&completions)?];
+    (qp_attr.memory, cq_attr.memory) = (memories[0], memories[1]);
+    let mut addresses = [[0_u8; capi::IBGDA_ADDRESS_BYTES]; 2];
+    let mut region = ibgda_region::default();
+    let (mut error, mut text, mut handle) = (ibgda_error::default(), [0_u8; 512], null_mut());
+    // SAFETY: as above; each object is destroyed once, and the kernel's calls have ended before.
+    unsafe {
+        check(capi::ibgda_create_cq_with(context, &cq_attr, &mut cq))?;
+        check(capi::ibgda_create_qp(
+            context,
+            &qp_attr,
+            cq,
+            null(),
+            &mut qp,
+        ))?;
+        let twice = capi::ibgda_create_cq_with(context, &cq_attr, &mut null_mut());
+        ensure!(twice == libc::EBUSY, "errno {twice}");
+        check(capi::ibgda_create_heap(
+            context,
+            null_mut(),
+            4096,
+            capi::IBGDA_ACCESS_WRITE,
+            &mut heap,
+        ))?;
+        check(capi::ibgda_heap_region(heap, &mut region))?;
+        // A peer of the usual kind.
+        (qp_attr.memory, cq_attr.memory) = (null(), null());
+        check(capi::ibgda_create_cq_with(context, &cq_attr, &mut peer_cq))?;
+        check(capi::ibgda_create_qp(
+            context,
+            &qp_attr,
+            peer_cq,
+            null(),
+            &mut peer,
+        ))?;
+        for (qp, address) in [qp, peer].into_iter().zip(&mut addresses) {
+            check(capi::ibgda_qp_address(qp, address.as_mut_ptr()))?;
+        }
+        for (qp, address) in [peer, qp].into_iter().zip(&addresses) {
+            check(capi::ibgda_qp_connect(
+                qp,
+                address.as_ptr().cast(),
+                address.len(),
+            ))?;
+        }
+        check(capi::ibgda_qp_device_handle(qp, &mut handle))?;
+        ensure!((*handle).mode & IBGDA_ON_GPU != 0, "{:#x}", (*handle).mode);
+        let ring = (*handle).send_ring.addr();
+        let start = queues.map.as_ptr().addr();
+        ensure!(
+            (start..start + queues.map.len()).contains(&ring),
+            "{ring:#x}"
+        );
+        let from: *mut u64 = ptr::with_exposed_provenance_mut(region.address as usize);
+        let put = |index: u64, rkey: u32| {
+            from.write(index + 1);
+            let to = region.address + 8 * (1 + index % 64);
+            let posted = ibgda_put(
+                handle,
+                to,
+                rkey,
+                region.address,
+                region.lkey,
+                8,
+                0,
+                null_mut(),
+            );
+            let ended = ibgda_quiet(handle, test_clock_ns() + PATIENCE);
+            (Status(posted), Status(ended))
+        };
+        // Several laps of the ring.
+        for index in 0..100 {
+            let (posted, ended) = put(index, region.rkey);
+            ensure!(
+                (posted, ended) == (Status::OK, Status::OK),
+                "{posted}, {ended}"
+            );
+            let there = from.add(1 + index as usize % 64).read_volatile();
+            ensure!(there == index + 1, "{there} at {index}");
+        }
+        check(capi::ibgda_qp_error(qp, &mut error))?;
+        ensure!(error.status == 0, "{error:?}");
+        let (_, ended) = put(100, region.rkey ^ 0xff00);
+        ensure!(ended != Status::OK, "a wrong rkey was taken");
+        check(capi::ibgda_qp_error(qp, &mut error))?;
+        ensure!(
+            Status(error.status) == ended && error.wqe_index == 100,
+            "{error:?}"
+        );
+        check(capi::ibgda_error_text(
+            &error,
+            text.as_mut_ptr().cast(),
+            text.len(),
+        ))?;
+        let words = CStr::from_bytes_until_nul(&text)?.to_string_lossy();
+        ensure!(
+            words.contains("WQE 100") && words.contains("rkey"),
+            "{words}"
+        );
+        // Without CUDA, it says so.
+        for gpu in [null(), gpu.as_ptr()] {
+            let mut there = null_mut();
+            let none = capi::ibgda_qp_device_handle_on(qp, gpu, &mut there);
+            let words = CStr::from_ptr(capi::ibgda_last_error()).to_string_lossy();
+            ensure!(
+                none == libc::ENODEV && words.contains("libcuda.so.1"),
+                "{none}: {words}"
+            );
+        }
+        for qp in [qp, peer] {
+            check(capi::ibgda_destroy_qp(qp))?;
+        }
+        for cq in [cq, peer_cq] {
+            check(capi::ibgda_destroy_cq(cq))?;
+        }
+        for memory in memories {
+            check(capi::ibgda_destroy_queue_memory(memory))?;
+        }
+        check(capi::ibgda_destroy_heap(heap))?;
+        check(capi::ibgda_close(context))?;
     }
     Ok(())
 }

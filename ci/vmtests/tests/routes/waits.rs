@@ -210,10 +210,9 @@ fn queues_with_events_come_and_go_while_a_thread_waits() -> Result<()> {
         reserved: 0,
     };
     let cq_attr = capi::ibgda_cq_attr {
-        size: size_of::<capi::ibgda_cq_attr>() as u32,
         entries: 16,
         flags: capi::IBGDA_CQ_EVENTS,
-        reserved: 0,
+        ..Default::default()
     };
     let before = model_objects(&["cq", "umem"])?;
     let mut context = null_mut();
