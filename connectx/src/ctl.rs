@@ -555,7 +555,8 @@ mod tests {
 
         let fabric = crate::wire::Fabric::new(Referee::in_memory());
         let hca = crate::hca::Hca::new(&fabric, crate::hca::HcaConfig::numbered(0));
-        let poller = crate::polling::mapped::Poller::new(&fabric, Duration::ZERO).unwrap();
+        let one = crate::polling::mapped::Threads::One;
+        let poller = crate::polling::mapped::Poller::new(&fabric, Duration::ZERO, one).unwrap();
         hca.map_doorbells(&poller).unwrap();
         let card = Card::new(Arc::new(hca), 0, &crate::bus::Bus::new());
         let ram = SharedMemory::new("ram", 8192).unwrap();

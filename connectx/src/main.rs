@@ -27,7 +27,7 @@ use connectx::log::{LogFile, Referee};
 use connectx::objects::qp::Service;
 use connectx::objects::table::Reuse;
 use connectx::platform::Function;
-use connectx::polling::mapped::Poller;
+use connectx::polling::mapped::{Poller, Threads};
 use connectx::vfio::{Departure, Endpoint};
 use connectx::wire::Fabric;
 
@@ -121,12 +121,12 @@ enum Doorbells {
 }
 
 impl Doorbells {
-    /// How long the thread that looks at mapped ones goes on without a pause after the last. Where it would take a processor
-    /// from a guest of two and the model's other threads, not for long.
-    fn spin() -> Duration {
+    /// How many threads look at mapped ones, and how long they go on without a pause after the last. Where they would take
+    /// processors from a guest of two and the model's other threads, one, and not for long.
+    fn threads() -> (Threads, Duration) {
         match std::thread::available_parallelism() {
-            Ok(processors) if processors.get() > 6 => Duration::from_secs(1),
-            _ => Duration::from_millis(2),
+            Ok(processors) if processors.get() > 6 => (Threads::Two, Duration::from_secs(1)),
+            _ => (Threads::One, Duration::from_millis(2)),
         }
     }
 }
@@ -287,7 +287,10 @@ fn serve(
     let fabric = Fabric::new(referee.clone());
     let poller = match doorbells {
         Doorbells::Trapped => None,
-        Doorbells::Mapped => Some(Poller::new(&fabric, Doorbells::spin())?),
+        Doorbells::Mapped => {
+            let (threads, spin) = Doorbells::threads();
+            Some(Poller::new(&fabric, spin, threads)?)
+        }
     };
     let mut functions: Vec<Arc<dyn Function>> = Vec::new();
     let mut buses: Vec<Arc<Bus>> = Vec::new();

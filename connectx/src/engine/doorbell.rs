@@ -18,15 +18,7 @@ pub struct Halves {
 /// A write of 4 or 8 bytes (or a longer BlueFlame copy) at `offset` of UAR page `page`.
 pub fn write(device: &mut Device, halves: &mut Halves, page: u32, offset: u64, value: &[u8]) {
     if device.uars.get(page).is_none() {
-        device.counters.stale_doorbells += 1;
-        device.refuse(
-            format!("uar {page:#x}"),
-            "offset",
-            offset,
-            "a doorbell is on an allocated UAR page",
-            SOURCE,
-        );
-        return;
+        return stale(device, page, offset);
     }
     if blueflame::continues(device, page, offset, value) {
         return;
@@ -56,6 +48,19 @@ pub fn write(device: &mut Device, halves: &mut Halves, page: u32, offset: u64, v
             }
         }
     }
+}
+
+/// A write to a UAR page that has no owner.
+#[track_caller]
+pub fn stale(device: &mut Device, page: u32, offset: u64) {
+    device.counters.stale_doorbells += 1;
+    device.refuse(
+        format!("uar {page:#x}"),
+        "offset",
+        offset,
+        "a doorbell is on an allocated UAR page",
+        SOURCE,
+    );
 }
 
 /// Looks at the doorbell records of queue pairs whose doorbells may have been overwritten by another's in memory: where

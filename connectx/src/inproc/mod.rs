@@ -39,7 +39,7 @@ use crate::engine::doorbell::{self, Halves};
 use crate::hca::{Hca, HcaConfig};
 use crate::log::Referee;
 use crate::platform::Function as _;
-use crate::polling::{Page, Pause, Rings};
+use crate::polling::{Page, Pause, Rings, Rung};
 use crate::wire::fabric::Next;
 
 use events::Events;
@@ -205,7 +205,7 @@ impl Shared {
             *next = Next::At(None);
             return false;
         }
-        rings.take(&pages);
+        rings.take(&pages, 0);
         let due = match next {
             Next::AtOnce => true,
             Next::At(deadline) => deadline.is_some_and(|deadline| deadline <= Instant::now()),
@@ -214,7 +214,7 @@ impl Shared {
             return false;
         }
         *next = self.fabric.poll(|devices| {
-            for (at, ring) in &rings.found {
+            for Rung { at, ring, .. } in &rings.found {
                 let Some((page, device)) = pages
                     .get(*at)
                     .and_then(|page| Some((page, devices.get_mut(page.nic)?)))

@@ -8,11 +8,12 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
-use super::{Page, Pause, Ring, Rings};
+use super::{Page, Pause, Ring, Rings, Rung};
 use crate::engine::doorbell;
 use crate::hca_config::BAR0_SIZE;
 use crate::ifc::wqe::uar;
@@ -24,11 +25,11 @@ use crate::wire::fabric::Next;
 /// UAR pages that are mapped: behind those that the driver has for itself. Who finds all of them taken gets a trapped one.
 pub const PAGES: Range<u32> = FIRST_UAR + 0x100..FIRST_UAR + 0x900;
 
-/// How long after a look at a page a doorbell there may be found without counting as late.
+/// How long after the look before at its page a doorbell may be found without counting as late.
 pub const IN_TIME: Duration = Duration::from_micros(5);
 
-/// Looks between two at freed pages, while there is no pause.
-const LOOKS_PER_FREED: u32 = 4096;
+/// Doorbells that were found and not told yet, at most: more than there are registers.
+const MOST: usize = 1 << 16;
 
 /// Pages that are looked at.
 #[derive(Default)]
@@ -41,11 +42,17 @@ struct Shared {
     fabric: Arc<Fabric>,
     pages: Mutex<Pages>,
     stop: AtomicBool,
+    start: Instant,
 }
 
 impl Shared {
     fn pages(&self) -> MutexGuard<'_, Pages> {
         self.pages.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Nanoseconds since the start.
+    fn now(&self) -> u64 {
+        self.start.elapsed().as_nanos() as u64
     }
 }
 
@@ -83,6 +90,7 @@ impl Mapped {
         };
         let mut left = 0;
         page.take(|_| left += 1);
+        page.looked.set(self.shared.now());
         pages.live.push(page);
         left
     }
@@ -99,31 +107,65 @@ impl Mapped {
     }
 }
 
-/// The thread that looks. Dropping it ends the thread.
+/// Who looks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Threads {
+    /// One thread, which does what the doorbells that it has found start before it looks again.
+    One,
+    /// One that looks, and one that does what the doorbells start: where there are processors enough, nothing that one
+    /// doorbell starts delays the sight of another.
+    Two,
+}
+
+/// The threads that look. Dropping it ends them.
 pub struct Poller {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
 }
 
 impl Poller {
     /// Starts to look at the pages of a fabric's functions. How long it goes on without a pause after there was something
     /// is `spin`; see [`inproc::Options::spin`](crate::inproc::Options::spin).
-    pub fn new(fabric: &Arc<Fabric>, spin: Duration) -> std::io::Result<Self> {
+    pub fn new(fabric: &Arc<Fabric>, spin: Duration, threads: Threads) -> std::io::Result<Self> {
         let shared = Arc::new(Shared {
             fabric: fabric.clone(),
             pages: Mutex::default(),
             stop: AtomicBool::new(false),
+            start: Instant::now(),
         });
-        let thread = {
-            let shared = shared.clone();
-            std::thread::Builder::new()
-                .name("doorbells".into())
-                .spawn(move || Look::new(&shared).run(spin))?
-        };
-        Ok(Self {
+        let mut poller = Self {
             shared,
-            thread: Some(thread),
-        })
+            threads: Vec::new(),
+        };
+        match threads {
+            Threads::One => {
+                poller.start("doorbells", move |shared| Look::new(shared).alone(spin))?;
+            }
+            Threads::Two => {
+                let (sender, receiver) = sync_channel(MOST);
+                let teller = poller.start("doorbells-told", move |shared| {
+                    tell_what_comes(shared, spin, &receiver);
+                })?;
+                poller.start("doorbells", move |shared| {
+                    Look::new(shared).for_another(spin, &sender, &teller);
+                })?;
+            }
+        }
+        Ok(poller)
+    }
+
+    fn start(
+        &mut self,
+        name: &str,
+        run: impl FnOnce(&Shared) + Send + 'static,
+    ) -> std::io::Result<Thread> {
+        let shared = self.shared.clone();
+        let thread = std::thread::Builder::new()
+            .name(name.into())
+            .spawn(move || run(&shared))?;
+        let started = thread.thread().clone();
+        self.threads.push(thread);
+        Ok(started)
     }
 
     /// What function number `nic` of the fabric lets its users map.
@@ -142,24 +184,78 @@ impl Poller {
 impl Drop for Poller {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
+        for thread in self.threads.drain(..) {
             thread.thread().unpark();
             if thread.join().is_err() {
-                tracing::error!("the thread that looks at doorbells has panicked");
+                tracing::error!("a thread that looks at doorbells has panicked");
             }
         }
     }
 }
 
-/// What the thread remembers.
+/// How many of the freed pages a look takes in: few, so that looks at the others follow each other closely, or after a
+/// sleep all.
+#[derive(Clone, Copy)]
+enum Freed {
+    One,
+    All,
+}
+
+impl Freed {
+    fn after(slept: bool) -> Self {
+        if slept { Self::All } else { Self::One }
+    }
+}
+
+/// A doorbell that its function has not been told of yet.
+struct Found {
+    nic: usize,
+    page: u32,
+    ring: Ring,
+    late: bool,
+    /// The page had an owner.
+    owned: bool,
+}
+
+impl Found {
+    /// Tells the function, and does what comes of it, if it is not too much.
+    fn tell(self, fabric: &Fabric) {
+        let Ring { offset, value } = self.ring;
+        fabric.drive(self.nic, |device| {
+            device.counters.found_doorbells += 1;
+            device.counters.late_doorbells += u64::from(self.late);
+            // What the page was when the doorbell was seen counts. Who has given it back since has no queues there any more.
+            match (self.owned, device.uars.get(self.page)) {
+                (true, Some(_)) => doorbell::found(device, self.page, offset, &value),
+                (true, None) => {}
+                (false, _) => doorbell::stale(device, self.page, offset),
+            }
+        });
+    }
+}
+
+/// Tells the functions what another thread has found.
+fn tell_what_comes(shared: &Shared, spin: Duration, found: &Receiver<Found>) {
+    let mut pause = Pause::new(spin);
+    while !shared.stop.load(Ordering::Relaxed) {
+        match found.try_recv() {
+            Ok(found) => {
+                pause.worked();
+                found.tell(&shared.fabric);
+            }
+            Err(TryRecvError::Empty) => drop(pause.wait(&Next::At(None))),
+            Err(TryRecvError::Disconnected) => return,
+        }
+    }
+}
+
+/// What the thread that looks remembers.
 struct Look<'a> {
     shared: &'a Shared,
     live: Rings,
     freed: Rings,
     /// What is to be told to the functions, copied out so that no lock is held meanwhile.
-    found: Vec<(usize, u32, Ring)>,
-    /// When the last look began.
-    last: Instant,
+    found: Vec<Found>,
 }
 
 impl<'a> Look<'a> {
@@ -169,55 +265,75 @@ impl<'a> Look<'a> {
             live: Rings::default(),
             freed: Rings::default(),
             found: Vec::new(),
-            last: Instant::now(),
         }
     }
 
-    fn run(mut self, spin: Duration) {
+    /// Looks and tells.
+    fn alone(mut self, spin: Duration) {
         let mut pause = Pause::new(spin);
-        let mut looks = 0u32;
+        let mut freed = Freed::All;
         while !self.shared.stop.load(Ordering::Relaxed) {
-            looks = looks.wrapping_add(1);
-            let freed_too = looks % LOOKS_PER_FREED == 0;
-            if self.look(freed_too) {
-                pause.worked();
-            } else {
-                pause.wait(&Next::At(None));
+            self.look(freed);
+            if self.found.is_empty() {
+                freed = Freed::after(pause.wait(&Next::At(None)));
+                continue;
+            }
+            pause.worked();
+            freed = Freed::One;
+            for found in self.found.drain(..) {
+                found.tell(&self.shared.fabric);
             }
         }
     }
 
-    /// Whether there was anything.
-    fn look(&mut self, freed_too: bool) -> bool {
-        let begun = Instant::now();
-        {
-            let pages = self.shared.pages();
-            let place = |list: &[Page], rings: &Rings, to: &mut Vec<(usize, u32, Ring)>| {
-                let place = |(at, ring): &(usize, Ring)| {
-                    let page = list.get(*at)?;
-                    Some((page.nic, page.number, *ring))
-                };
-                to.extend(rings.found.iter().filter_map(place));
-            };
-            self.live.take(&pages.live);
-            place(&pages.live, &self.live, &mut self.found);
-            if freed_too || begun - self.last > IN_TIME {
-                self.freed.take(&pages.freed);
-                place(&pages.freed, &self.freed, &mut self.found);
+    /// Looks, and has another thread tell.
+    fn for_another(mut self, spin: Duration, to: &SyncSender<Found>, teller: &Thread) {
+        let mut pause = Pause::new(spin);
+        let mut freed = Freed::All;
+        while !self.shared.stop.load(Ordering::Relaxed) {
+            self.look(freed);
+            if self.found.is_empty() {
+                freed = Freed::after(pause.wait(&Next::At(None)));
+                continue;
+            }
+            pause.worked();
+            freed = Freed::One;
+            for found in self.found.drain(..) {
+                if to.send(found).is_err() {
+                    return;
+                }
+            }
+            teller.unpark();
+        }
+    }
+
+    /// Takes what was stored since the last look.
+    fn look(&mut self, freed: Freed) {
+        let now = self.shared.now();
+        let pages = self.shared.pages();
+        self.live.take(&pages.live, now);
+        match freed {
+            Freed::One => self.freed.take_next(&pages.freed, now),
+            Freed::All => self.freed.take(&pages.freed, now),
+        }
+        for (owned, list, rings) in [
+            (true, &pages.live, &self.live),
+            (false, &pages.freed, &self.freed),
+        ] {
+            if rings.found.is_empty() {
+                continue;
+            }
+            // It may have come at any time between the look before at its page and now.
+            let now = self.shared.now();
+            for &Rung { at, ring, since } in &rings.found {
+                self.found.push(Found {
+                    nic: list[at].nic,
+                    page: list[at].number,
+                    ring,
+                    late: Duration::from_nanos(now.saturating_sub(since)) > IN_TIME,
+                    owned,
+                });
             }
         }
-        let late = begun - self.last > IN_TIME;
-        self.last = begun;
-        if self.found.is_empty() {
-            return false;
-        }
-        for (nic, page, ring) in self.found.drain(..) {
-            self.shared.fabric.drive(nic, |device| {
-                device.counters.found_doorbells += 1;
-                device.counters.late_doorbells += u64::from(late);
-                doorbell::found(device, page, ring.offset, &ring.value);
-            });
-        }
-        true
     }
 }

@@ -13,10 +13,20 @@ use crate::wire::fabric::Next;
 
 pub(crate) use page::{Page, Ring};
 
+/// A doorbell that was found.
+#[derive(Clone, Copy)]
+pub(crate) struct Rung {
+    /// Which page.
+    pub(crate) at: usize,
+    pub(crate) ring: Ring,
+    /// When the page was last looked at before.
+    pub(crate) since: u64,
+}
+
 /// Doorbells that were found, and where the next are looked for.
 #[derive(Default)]
 pub(crate) struct Rings {
-    pub(crate) found: Vec<(usize, Ring)>,
+    pub(crate) found: Vec<Rung>,
     /// The page that is looked at next.
     next: usize,
     /// The page that rang last: it is the most likely to ring again.
@@ -27,14 +37,15 @@ impl Rings {
     /// Pages looked at between two looks at the one that rang last.
     const STEP: usize = 8;
 
-    /// Looks at pages until something is found, at each once. However often one rings, the others have their turns.
-    pub(crate) fn take(&mut self, pages: &[Page]) {
+    /// Looks at pages until something is found, at each once; it is `now`. However often one rings, the others have their
+    /// turns.
+    pub(crate) fn take(&mut self, pages: &[Page], now: u64) {
         self.found.clear();
         for done in 1..=pages.len() {
             self.next = (self.next + 1) % pages.len();
-            self.look_at(pages, self.next);
+            self.look_at(pages, self.next, now);
             if done % Self::STEP == 0 {
-                self.look_at(pages, self.last);
+                self.look_at(pages, self.last, now);
                 if !self.found.is_empty() {
                     return;
                 }
@@ -42,10 +53,20 @@ impl Rings {
         }
     }
 
-    fn look_at(&mut self, pages: &[Page], at: usize) {
+    /// Looks at the next page alone.
+    pub(crate) fn take_next(&mut self, pages: &[Page], now: u64) {
+        self.found.clear();
+        if !pages.is_empty() {
+            self.next = (self.next + 1) % pages.len();
+            self.look_at(pages, self.next, now);
+        }
+    }
+
+    fn look_at(&mut self, pages: &[Page], at: usize, now: u64) {
         let found = &mut self.found;
         if let Some(page) = pages.get(at) {
-            if page.take(|ring| found.push((at, ring))) {
+            let since = page.looked.replace(now);
+            if page.take(|ring| found.push(Rung { at, ring, since })) {
                 self.last = at;
             }
         }
@@ -78,18 +99,21 @@ impl Pause {
         self.rounds = 0;
     }
 
-    pub(crate) fn wait(&mut self, next: &Next) {
+    /// Whether that was a sleep.
+    pub(crate) fn wait(&mut self, next: &Next) -> bool {
         self.rounds += 1;
         if self.rounds == 1 {
             self.busy = Instant::now();
         }
         if self.rounds % Self::ROUNDS != 0 {
-            return std::hint::spin_loop();
+            std::hint::spin_loop();
+            return false;
         }
         let idle = self.busy.elapsed();
         if idle < self.spin {
             // With fewer processors than threads the one that would ring must run.
-            return std::thread::yield_now();
+            std::thread::yield_now();
+            return false;
         }
         let longest = match idle < Self::LONG {
             true => Duration::from_millis(1),
@@ -102,5 +126,6 @@ impl Pause {
         std::thread::park_timeout(sleep);
         // Each later look is followed by a sleep of its own.
         self.rounds = Self::ROUNDS - 1;
+        true
     }
 }

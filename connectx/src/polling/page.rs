@@ -6,6 +6,7 @@
 //! What cannot be seen is a doorbell that another overwrote in between; see [`Page::queue_pairs`].
 
 use std::any::Any;
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -32,6 +33,8 @@ pub(crate) struct Page {
     /// there; a doorbell record is never lost, so after each doorbell those of all of them are read. Of a function that has
     /// none listed here the function's own tables say which they are.
     pub(crate) queue_pairs: Vec<u32>,
+    /// When it was last looked at, by a clock of who looks.
+    pub(crate) looked: Cell<u64>,
     /// What it lies in, if that is ours to keep.
     pub(crate) memory: Option<Arc<dyn Any + Send + Sync>>,
 }
@@ -64,6 +67,7 @@ impl Page {
             number,
             base,
             queue_pairs: Vec::new(),
+            looked: Cell::new(0),
             memory: None,
         }
     }

@@ -12,13 +12,14 @@ use connectx::ifc::wqe::send;
 use connectx::log::Referee;
 use connectx::mem::SharedMemory;
 use connectx::platform::Function;
-use connectx::polling::mapped::{PAGES, Poller};
+use connectx::polling::mapped::{PAGES, Poller, Threads};
 use connectx::wire::Fabric;
 use memmap2::{MmapOptions, MmapRaw};
 
 use crate::guest::{Cq, Guest, Qp, REGION, Settings, eventually, input, pointer, remote};
 
 const SIGNALLED: u8 = 0x08;
+const BOTH: [Threads; 2] = [Threads::One, Threads::Two];
 
 /// A function whose user has a mapped page.
 struct Rig {
@@ -29,9 +30,9 @@ struct Rig {
 }
 
 impl Rig {
-    fn new() -> Self {
+    fn new(threads: Threads) -> Self {
         let fabric = Fabric::new(Referee::in_memory());
-        let poller = Poller::new(&fabric, Duration::from_millis(2)).unwrap();
+        let poller = Poller::new(&fabric, Duration::from_millis(2), threads).unwrap();
         let hca = Hca::new(&fabric, HcaConfig::numbered(0));
         hca.map_doorbells(&poller).unwrap();
         let (memory, window): (Arc<SharedMemory>, _) = hca.bar_window(0).unwrap();
@@ -102,7 +103,11 @@ fn write(guest: &Guest, qp: &mut Qp, key: u32, from: u64, to: u64) {
 
 #[test]
 fn a_store_is_seen_again_and_again() {
-    let mut rig = Rig::new();
+    BOTH.map(a_store_is_seen_again_and_again_by);
+}
+
+fn a_store_is_seen_again_and_again_by(threads: Threads) {
+    let mut rig = Rig::new(threads);
     let ([(mut cq, mut qp), _], key, at) = rig.pair();
     for round in 0..2_000u64 {
         rig.guest.ram.set(at, &round.to_le_bytes());
@@ -125,7 +130,11 @@ fn a_store_is_seen_again_and_again() {
 /// Two queue pairs of one page ring, and only the second doorbell is there when the model looks.
 #[test]
 fn a_doorbell_that_another_overwrote_is_not_lost() {
-    let mut rig = Rig::new();
+    BOTH.map(a_doorbell_that_another_overwrote_is_not_lost_by);
+}
+
+fn a_doorbell_that_another_overwrote_is_not_lost_by(threads: Threads) {
+    let mut rig = Rig::new(threads);
     let ([(mut cq0, mut qp0), (mut cq1, mut qp1)], key, at) = rig.pair();
     for _ in 0..500 {
         write(&rig.guest, &mut qp0, key, at, at + 4096);
@@ -140,7 +149,11 @@ fn a_doorbell_that_another_overwrote_is_not_lost() {
 /// Two CQs of one page are armed, and only the second arm is there when the model looks; the first word of all is 0.
 #[test]
 fn an_arm_that_another_overwrote_is_not_lost() {
-    let mut rig = Rig::new();
+    BOTH.map(an_arm_that_another_overwrote_is_not_lost_by);
+}
+
+fn an_arm_that_another_overwrote_is_not_lost_by(threads: Threads) {
+    let mut rig = Rig::new(threads);
     let ([(mut cq0, mut qp0), (mut cq1, mut qp1)], key, at) = rig.pair();
     for round in 0..100u32 {
         for cq in [&cq0, &cq1] {
@@ -168,7 +181,11 @@ fn an_arm_that_another_overwrote_is_not_lost() {
 
 #[test]
 fn wrong_doorbells_are_counted_as_trapped_ones_are() {
-    let mut rig = Rig::new();
+    BOTH.map(wrong_doorbells_are_counted_as_trapped_ones_are_by);
+}
+
+fn wrong_doorbells_are_counted_as_trapped_ones_are_by(threads: Threads) {
+    let mut rig = Rig::new(threads);
     let ([(_, mut qp), _], key, at) = rig.pair();
     let other = rig.guest.alloc(op::ALLOC_UAR);
     assert_eq!(other, rig.page + 1);
@@ -191,7 +208,11 @@ fn wrong_doorbells_are_counted_as_trapped_ones_are() {
 /// Who finds all mapped pages taken gets a trapped one, and a reset gives all back.
 #[test]
 fn pages_run_out_and_come_back() {
-    let mut rig = Rig::new();
+    BOTH.map(pages_run_out_and_come_back_by);
+}
+
+fn pages_run_out_and_come_back_by(threads: Threads) {
+    let mut rig = Rig::new(threads);
     for page in PAGES.skip(1) {
         assert_eq!(rig.guest.alloc(op::ALLOC_UAR), page);
     }
