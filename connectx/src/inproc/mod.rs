@@ -30,8 +30,8 @@ mod queues;
 #[cfg(test)]
 mod tests;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -39,7 +39,7 @@ use crate::engine::doorbell::{self, Halves};
 use crate::hca::{Hca, HcaConfig};
 use crate::log::Referee;
 use crate::platform::Function as _;
-use crate::polling::{Page, Pause, Rings, Rung};
+use crate::polling::{Page, Pause, Rings, Rung, Watched};
 use crate::wire::fabric::Next;
 
 use events::Events;
@@ -77,7 +77,7 @@ impl Default for Options {
 struct Shared {
     fabric: Arc<crate::wire::Fabric>,
     registry: Arc<Registry>,
-    pages: Mutex<Vec<Page>>,
+    pages: Watched<Vec<Page>>,
     events: Vec<Arc<Events>>,
     stop: AtomicBool,
     frozen: AtomicBool,
@@ -104,7 +104,7 @@ impl Fabric {
         let shared = Arc::new(Shared {
             fabric: wire,
             registry: Arc::default(),
-            pages: Mutex::default(),
+            pages: Watched::default(),
             events: hcas.iter().map(|_| Arc::default()).collect(),
             stop: AtomicBool::new(false),
             frozen: AtomicBool::new(false),
@@ -163,7 +163,7 @@ impl Fabric {
     pub fn freeze(&self, frozen: bool) {
         self.shared.frozen.store(frozen, Ordering::SeqCst);
         // What the engine thread was at has ended once the lock it holds meanwhile was free.
-        drop(self.shared.pages());
+        drop(self.shared.pages.change());
     }
 }
 
@@ -180,10 +180,6 @@ impl Drop for Fabric {
 }
 
 impl Shared {
-    fn pages(&self) -> MutexGuard<'_, Vec<Page>> {
-        self.pages.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The engine thread.
     fn run(&self, spin: Duration) {
         let mut pause = Pause::new(spin);
@@ -200,7 +196,7 @@ impl Shared {
 
     /// Looks at pages, at all if need be, and does what is to be done. Returns whether there was anything.
     fn look(&self, rings: &mut Rings, next: &mut Next) -> bool {
-        let pages = self.pages();
+        let pages = self.pages.look();
         if self.frozen.load(Ordering::SeqCst) {
             *next = Next::At(None);
             return false;

@@ -291,7 +291,10 @@ impl Nic {
     /// object is gone, and doorbells reach nothing.
     pub fn lose(&self, loss: Loss) {
         self.set_status(self.generation(), state::LOST, loss as u32);
-        self.shared.pages().retain(|page| page.nic != self.index);
+        self.shared
+            .pages
+            .change()
+            .retain(|page| page.nic != self.index);
         self.hca.reset(ResetKind::FunctionLevel);
         self.hca.bus_master(false);
         let events = self.events().clone();
@@ -356,14 +359,14 @@ impl Nic {
         let number = self.object(&command(opcode::ALLOC_UAR, 16))?;
         // SAFETY: as required of the caller; pages leave the list before it may unmap them.
         let page = unsafe { Page::new(self.index, number, base) };
-        self.shared.pages().push(page);
+        self.shared.pages.change().push(page);
         Ok(number)
     }
 
     /// Frees a UAR page that nothing refers to. When this returns it is not looked at any more.
     pub fn dealloc_uar(&self, number: u32) -> Result<(), Error> {
         self.simple(opcode::DEALLOC_UAR, number)?;
-        let mut pages = self.shared.pages();
+        let mut pages = self.shared.pages.change();
         pages.retain(|page| (page.nic, page.number) != (self.index, number));
         Ok(())
     }
@@ -471,7 +474,7 @@ impl Nic {
         let send = spec.log_send.map_or(0, |log| 64u64 << log.min(31));
         list(&mut input, spec.ring, receive.next_multiple_of(64) + send)?;
         let qpn = self.object(&input)?;
-        for page in self.shared.pages().iter_mut() {
+        for page in self.shared.pages.change().iter_mut() {
             if (page.nic, page.number) == (self.index, spec.uar) {
                 page.queue_pairs.push(qpn);
             }
@@ -482,7 +485,7 @@ impl Nic {
     /// Ends a queue pair.
     pub fn destroy_qp(&self, qpn: u32) -> Result<(), Error> {
         self.simple(opcode::DESTROY_QP, qpn)?;
-        for page in self.shared.pages().iter_mut() {
+        for page in self.shared.pages.change().iter_mut() {
             if page.nic == self.index {
                 page.queue_pairs.retain(|other| *other != qpn);
             }
@@ -539,7 +542,7 @@ impl Nic {
 
     /// Keeps memory until a UAR page in it is freed.
     pub(super) fn keep(&self, uar: u32, memory: &Arc<Memory>) {
-        for page in self.shared.pages().iter_mut() {
+        for page in self.shared.pages.change().iter_mut() {
             if (page.nic, page.number) == (self.index, uar) {
                 page.memory = Some(memory.clone());
             }

@@ -7,13 +7,13 @@
 //! looked at now and then, so that a store by somebody who has lost it is counted, as a trapped one is.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
-use super::{Page, Pause, Ring, Rings, Rung};
+use super::{Page, Pause, Ring, Rings, Rung, Watched};
 use crate::engine::doorbell;
 use crate::hca_config::BAR0_SIZE;
 use crate::ifc::wqe::uar;
@@ -40,16 +40,12 @@ struct Pages {
 
 struct Shared {
     fabric: Arc<Fabric>,
-    pages: Mutex<Pages>,
+    pages: Watched<Pages>,
     stop: AtomicBool,
     start: Instant,
 }
 
 impl Shared {
-    fn pages(&self) -> MutexGuard<'_, Pages> {
-        self.pages.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Nanoseconds since the start.
     fn now(&self) -> u64 {
         self.start.elapsed().as_nanos() as u64
@@ -75,7 +71,7 @@ impl Mapped {
         if !PAGES.contains(&number) {
             return 0;
         }
-        let mut pages = self.shared.pages();
+        let mut pages = self.shared.pages.change();
         let ours = |page: &Page| (page.nic, page.number) == (self.nic, number);
         let page = match pages.freed.iter().position(ours) {
             Some(at) => pages.freed.swap_remove(at),
@@ -97,7 +93,7 @@ impl Mapped {
 
     /// Pages that have no owner any more: one, or all.
     pub(crate) fn freed(&self, number: Option<u32>) {
-        let mut pages = self.shared.pages();
+        let mut pages = self.shared.pages.change();
         let pages = &mut *pages;
         let gone =
             |page: &Page| page.nic == self.nic && number.is_none_or(|number| page.number == number);
@@ -129,7 +125,7 @@ impl Poller {
     pub fn new(fabric: &Arc<Fabric>, spin: Duration, threads: Threads) -> std::io::Result<Self> {
         let shared = Arc::new(Shared {
             fabric: fabric.clone(),
-            pages: Mutex::default(),
+            pages: Watched::default(),
             stop: AtomicBool::new(false),
             start: Instant::now(),
         });
@@ -310,7 +306,7 @@ impl<'a> Look<'a> {
     /// Takes what was stored since the last look.
     fn look(&mut self, freed: Freed) {
         let now = self.shared.now();
-        let pages = self.shared.pages();
+        let pages = self.shared.pages.look();
         self.live.take(&pages.live, now);
         match freed {
             Freed::One => self.freed.take_next(&pages.freed, now),

@@ -7,11 +7,43 @@
 pub mod mapped;
 mod page;
 
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::wire::fabric::Next;
 
 pub(crate) use page::{Page, Ring};
+
+/// Pages that a thread looks at all the time, and others change. The lock is not fair: without a word from who waits, the
+/// one who looks would take it again and again.
+#[derive(Default)]
+pub(crate) struct Watched<T> {
+    pages: Mutex<T>,
+    waiting: AtomicU32,
+}
+
+impl<T> Watched<T> {
+    /// For who looks: after those that wait to change something.
+    pub(crate) fn look(&self) -> MutexGuard<'_, T> {
+        while self.waiting.load(Ordering::Relaxed) > 0 {
+            std::thread::yield_now();
+        }
+        self.lock()
+    }
+
+    /// For who changes something.
+    pub(crate) fn change(&self) -> MutexGuard<'_, T> {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let pages = self.lock();
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        pages
+    }
+
+    fn lock(&self) -> MutexGuard<'_, T> {
+        self.pages.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 /// A doorbell that was found.
 #[derive(Clone, Copy)]
