@@ -52,7 +52,7 @@ agent=$!
 
 status=0
 # Waited for, since a signal interrupts a wait, but not a command.
-timeout 460 "$root/vm" "$dir/log" --nics 2 --gpus 1 --module --outside-gpu wait --timeout 440 -- ibgda-hil "$@" &
+timeout -k 20 460 "$root/vm" "$dir/log" --nics 2 --gpus 1 --module --outside-gpu wait --timeout 440 -- ibgda-hil "$@" &
 vm=$!
 wait "$vm" || status=$?
 vm=''

@@ -288,7 +288,7 @@ struct ibgda_qp_attr {
    */
   uint32_t reserved1;
   /**
-   * Where its queues lie, ibgda_qp_memory_bytes long; NULL: in memory of the host. Not on route cpu-doorbell.
+   * Where its queues lie, ibgda_qp_memory_bytes long; NULL: in memory of the host. On route direct only.
    */
   const struct ibgda_queue_memory *memory;
 };
@@ -314,7 +314,8 @@ struct ibgda_cq_attr {
    */
   uint32_t reserved;
   /**
-   * Where it lies, ibgda_cq_memory_bytes long; NULL: in memory of the host. Not with IBGDA_CQ_EVENTS.
+   * Where it lies, ibgda_cq_memory_bytes long; NULL: in memory of the host. On route direct only, and not with
+   * IBGDA_CQ_EVENTS.
    */
   const struct ibgda_queue_memory *memory;
 };
@@ -687,9 +688,10 @@ int ibgda_alloc_queue_memory(struct ibgda_context *context,
                              struct ibgda_queue_memory **memory);
 
 /**
- * Takes `length` bytes from byte `offset` of a dma-buf on, mapped here at `address`, for one queue: whoever posts and
- * polls sees it at `address`. The file may be closed afterwards. EINVAL: offset, address or length are no multiples of
- * 4096, or zero; EBADF: no file.
+ * Takes `length` bytes from byte `offset` of a dma-buf on, mapped at `address` for this process's processors, for one
+ * queue whose requests threads of the host post; a GPU's kernels need memory of ibgda_alloc_queue_memory. The file may be
+ * closed afterwards. EINVAL: offset, address or length are no multiples of 4096, address or length are zero, or the
+ * address is of a GPU's memory; EBADF: no file.
  *
  * # Safety
  * Those bytes are mapped there for reading and writing until the memory and the queue in it are destroyed, and nobody

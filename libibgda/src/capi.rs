@@ -106,7 +106,7 @@ pub struct ibgda_qp_attr {
     pub rnr_retry: u32,
     /// 0.
     pub reserved1: u32,
-    /// Where its queues lie, ibgda_qp_memory_bytes long; NULL: in memory of the host. Not on route cpu-doorbell.
+    /// Where its queues lie, ibgda_qp_memory_bytes long; NULL: in memory of the host. On route direct only.
     pub memory: *const ibgda_queue_memory,
 }
 
@@ -543,13 +543,16 @@ fn qp_options(call: &str, attr: &ibgda_qp_attr) -> Result<QueuePairOptions> {
         ));
     }
     let defaults = QueuePairOptions::default();
-    let small = |name: &str, value: u32, default: u8| match value {
+    let small = |name: &str, value: u32, default: u8, most: u8| match value {
         0 => Ok(default),
         IBGDA_NO_RETRIES if name != "ack_timeout" => Ok(0),
-        // What is too much for the NIC is told with the rest.
-        value => u8::try_from(value).map_err(|_| {
-            Error::argument(call, format!("{name} is {value}"), "it is 31 at the most")
-        }),
+        value => u8::try_from(value)
+            .ok()
+            .filter(|value| *value <= most)
+            .ok_or_else(|| {
+                let at_most = format!("it is {most} at the most");
+                Error::argument(call, format!("{name} is {value}"), at_most)
+            }),
     };
     Ok(QueuePairOptions {
         send_depth: match attr.send_depth {
@@ -565,9 +568,9 @@ fn qp_options(call: &str, attr: &ibgda_qp_attr) -> Result<QueuePairOptions> {
             ns => Duration::from_nanos(ns),
         },
         memory: memory_of(call, attr.memory)?,
-        ack_timeout: small("ack_timeout", attr.ack_timeout, defaults.ack_timeout)?,
-        retry_count: small("retry_count", attr.retry_count, defaults.retry_count)?,
-        rnr_retry: small("rnr_retry", attr.rnr_retry, defaults.rnr_retry)?,
+        ack_timeout: small("ack_timeout", attr.ack_timeout, defaults.ack_timeout, 31)?,
+        retry_count: small("retry_count", attr.retry_count, defaults.retry_count, 7)?,
+        rnr_retry: small("rnr_retry", attr.rnr_retry, defaults.rnr_retry, 6)?,
     })
 }
 

@@ -60,11 +60,11 @@ impl fmt::Debug for ExportedMemory {
 }
 
 impl ExportedMemory {
-    /// `bytes` bytes from byte `offset` of a dma-buf on, which this process has mapped at `address`. Offset, address and
-    /// length are multiples of 4096.
+    /// `bytes` bytes from byte `offset` of a dma-buf on, which this process has mapped at `address` for its processors to
+    /// read and write: for queues of threads. Offset, address and length are multiples of 4096.
     ///
     /// # Errors
-    /// `EINVAL`: they are not, or the length is 0.
+    /// `EINVAL`: they are not, the address or the length is 0, or the address is one of a GPU's memory.
     ///
     /// # Safety
     /// Those bytes of the dma-buf are mapped there for reading and writing until the value and the queue in it are gone,
@@ -84,6 +84,14 @@ impl ExportedMemory {
                 ),
                 "address, offset and length must be multiples of 4096, and address and length not zero",
                 "round up what memory_bytes of the queue's options asks for",
+            ));
+        }
+        #[cfg(feature = "cuda")]
+        if crate::cuda::is_gpu_memory(start)? {
+            return Err(Error::argument(
+                format!("queue memory at {start:#x}"),
+                "that is memory of a GPU, which no thread of the host can write",
+                "ExportedMemory::on_gpu (ibgda_alloc_queue_memory) allocates and exports a GPU's",
             ));
         }
         Ok(Arc::new(Self {
@@ -276,7 +284,7 @@ impl Place {
                 _ => Err(Error::argument(
                     format!("a queue in {memory:?}, for {processor}"),
                     "that is no memory of its own",
-                    "make it with ExportedMemory::on_gpu",
+                    "make it with ExportedMemory::on_gpu (ibgda_alloc_queue_memory)",
                 )),
             },
         }

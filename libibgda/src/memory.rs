@@ -6,6 +6,7 @@ use crate::cuda;
 use crate::{
     context::Context,
     error::{Error, Result},
+    mapping::Mapping,
     nic::Registration,
     processor::{self, HostKind, HostRange, Processor, Reached},
 };
@@ -142,7 +143,7 @@ pub struct MemoryRegion {
     processor: Mutex<Option<(Arc<dyn Processor>, Reached)>>,
     // Before the memory, so that it is taken back before that is unmapped.
     registration: Registration,
-    buffer: Option<MmapRaw>,
+    buffer: Option<Mapping>,
     address: u64,
     length: u64,
 }
@@ -188,6 +189,8 @@ impl MemoryRegion {
             .len(bytes)
             .map_anon()
             .map(MmapRaw::from)
+            // Where libibverbs keeps registered memory from children (ibv_fork_init), a child has none of it.
+            .map(Mapping::new)
             .map_err(|error| {
                 Error::errno_with(
                     crate::error::Source::Argument,
@@ -197,7 +200,7 @@ impl MemoryRegion {
                     "",
                 )
             })?;
-        let address = buffer.as_mut_ptr().expose_provenance() as u64;
+        let address = buffer.address().expose_provenance() as u64;
         let device = context.device();
         // SAFETY: the mapping is anonymous, this region's own, and outlives the registration (field order).
         let registration = unsafe { Registration::new(device, address, bytes, access) }?;
@@ -270,7 +273,7 @@ impl MemoryRegion {
             Some(_) => Err(processor::used_by_another(what())),
             None => {
                 let range = HostRange {
-                    address: buffer.as_ptr(),
+                    address: buffer.address(),
                     bytes: buffer.len(),
                     kind: HostKind::Memory,
                     bar: None,
@@ -332,7 +335,7 @@ impl MemoryRegion {
             )
         })?;
         // SAFETY: the offset was just found inside the mapping.
-        Ok(unsafe { buffer.as_mut_ptr().add(offset) })
+        Ok(unsafe { buffer.address().add(offset) })
     }
 }
 

@@ -68,8 +68,8 @@ pub struct QueuePairOptions {
     /// (`IBGDA_BLUEFLAME`); it need not. Where the NIC and the platform can, and on route direct.
     pub blueflame: bool,
     /// Where send queue, receive queue and doorbell record lie: in the memory of the GPU that posts, whose kernels then
-    /// need `IBGDA_ON_GPU`, and whose fences cost less; else in memory of the host that the broker gives. Not on route
-    /// cpu-doorbell. The host does not read it: [`QpCounters::told`] is then what is known to be complete.
+    /// need `IBGDA_ON_GPU`, and whose fences cost less; else in memory of the host that the broker gives. On route
+    /// direct only. The host does not read it: [`QpCounters::told`] is then what is known to be complete.
     pub memory: Option<Arc<ExportedMemory>>,
     /// How long a kernel's post may wait for a slot of a full ring.
     pub post_timeout: Duration,
@@ -573,6 +573,7 @@ impl QueuePair {
     /// # Errors
     /// As of `device_handle_on`, with the processor's errors.
     pub fn handle_of(&self, processor: &Arc<dyn Processor>) -> Result<u64> {
+        self.check_ours("a handle for a processor")?;
         let mut slot = crate::worker::lock(&self.processor);
         match &*slot {
             Some(there) if there.processor().name() == processor.name() => return Ok(there.qp()),
@@ -641,6 +642,7 @@ impl QueuePair {
     /// # Errors
     /// The processor's.
     pub fn error_on_gpu(&self) -> Result<Option<ibgda_error>> {
+        self.check_ours("the first error")?;
         let slot = crate::worker::lock(&self.processor);
         let Some(there) = &*slot else { return Ok(None) };
         match there.error(false)? {

@@ -6,7 +6,10 @@ use std::{
     process::{Child, Command, Output, Stdio},
     sync::mpsc::{Receiver, channel},
     thread,
+    time::Instant,
 };
+
+use crate::machine::patience;
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
@@ -112,15 +115,23 @@ impl Lines {
         }
     }
 
-    /// Waits for a line with these words; `None`: the stream has ended without them.
+    /// Waits for a line with these words; `None`: the stream has ended without them, or they have not come in time.
     fn until(&mut self, words: &str) -> Option<String> {
+        let end = Instant::now() + 4 * patience();
         loop {
-            let line = self.lines.recv().ok()?;
+            let left = end.saturating_duration_since(Instant::now());
+            let line = self.lines.recv_timeout(left).ok()?;
             self.said += &line;
             if line.contains(words) {
                 return Some(line);
             }
         }
+    }
+
+    /// What was said until now.
+    fn so_far(&mut self) -> &str {
+        self.said.extend(self.lines.try_iter());
+        &self.said
     }
 
     /// All that was said, when the stream has ended.
@@ -151,7 +162,7 @@ impl Running {
         })
     }
 
-    /// Waits for a line of its output with these words. Its own waits are bounded, and so is this.
+    /// Waits for a line of its output with these words.
     pub fn says(&mut self, words: &str) -> Result<String> {
         let found = self.output.until(words);
         self.found(found, words)
@@ -164,11 +175,10 @@ impl Running {
     }
 
     fn found(&mut self, line: Option<String>, words: &str) -> Result<String> {
-        if line.is_none() {
-            let end = self.end();
-            anyhow::bail!("it ended without saying {words:?}: {end:?}");
-        }
-        line.context("there is one")
+        line.with_context(|| {
+            let (output, errors) = (self.output.so_far(), self.errors.so_far());
+            format!("it did not say {words:?}, but:\n{output}\n{errors}")
+        })
     }
 
     /// Waits for its end; what it said.

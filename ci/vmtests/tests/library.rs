@@ -721,7 +721,6 @@ fn a_cq_of_another_context_is_refused_and_stays_its_own_context_s() -> Result<()
     Ok(())
 }
 
-/// A child's copies are its own to drop, and what they stand for is not.
 /// Memory at an address where nothing is mapped.
 fn map_at(address: usize, bytes: usize) -> *mut u8 {
     // SAFETY: nothing that is mapped is replaced.
@@ -739,6 +738,7 @@ fn map_at(address: usize, bytes: usize) -> *mut u8 {
     memory.cast()
 }
 
+/// A child's copies are its own to drop, and what they stand for is not.
 #[test]
 fn a_forked_child_that_drops_everything_takes_nothing_from_its_parent() -> Result<()> {
     let machine = Machine::take();
@@ -760,15 +760,16 @@ fn a_forked_child_that_drops_everything_takes_nothing_from_its_parent() -> Resul
         // SAFETY: a copy for this process alone, which ends without dropping the other.
         let mut copy = unsafe { ptr::read(&link) };
         let refused = |errno: Option<i32>| errno == Some(libc::EPERM);
-        let start = Instant::now();
-        let again = copy.near.rebind(Duration::from_secs(3600));
-        let at_once = start.elapsed() < Duration::from_secs(60);
-        let rebound = refused(again.err().map(|error| error.errno())) && at_once;
-        // What the child maps where the parent's mappings are, which it has not inherited.
+        // What the child maps where the parent's mappings are, which it has not inherited. Before anything else of its
+        // could be mapped there.
         let own: Vec<_> = of_broker
             .iter()
             .map(|&(from, to)| map_at(from, to - from))
             .collect();
+        let start = Instant::now();
+        let again = copy.near.rebind(Duration::from_secs(3600));
+        let at_once = start.elapsed() < Duration::from_secs(60);
+        let rebound = refused(again.err().map(|error| error.errno())) && at_once;
         let stopped = refused(copy.qp.stop().err().map(|error| error.errno()));
         let memory = copy.near.alloc(4096, Access::all());
         let allocated = refused(memory.err().map(|error| error.errno()));
@@ -1144,6 +1145,24 @@ fn a_reset_of_the_nic_ends_a_wait_and_the_session_comes_back() -> Result<()> {
     Ok(())
 }
 
+/// A port that is down as long as this lives.
+struct Down(&'static str);
+
+impl Down {
+    fn new(nic: &'static str) -> Result<Self> {
+        ask_model("link", &[nic, "down"])?;
+        Ok(Self(nic))
+    }
+}
+
+impl Drop for Down {
+    fn drop(&mut self) {
+        if let Err(error) = ask_model("link", &[self.0, "up"]) {
+            eprintln!("link {} up: {error:#}", self.0);
+        }
+    }
+}
+
 /// The broker grants another generation as soon as the NIC is back, whether its port is or not: what has been granted is kept
 /// until the NIC can be opened.
 #[test]
@@ -1151,25 +1170,21 @@ fn rebinding_a_nic_whose_port_is_down_fails_until_it_is_up() -> Result<()> {
     let machine = Machine::take();
     for route in [Route::Direct, Route::Proxy] {
         let mut near = rig::open(&machine, 0, route)?;
-        ask_model("link", &["nic0", "down"])?;
+        let down = Down::new("nic0")?;
         support::inject_fatal_error(machine.nics[0])?;
         wait_until("it is lost", || near.state().state != 1);
-        let refused = (0..2)
-            .map(|_| near.rebind(Duration::from_secs(10)))
-            .collect::<Vec<_>>();
-        ask_model("link", &["nic0", "up"])?;
-        for refused in refused {
-            let error = refused.err().context("the port is down")?;
-            // The proxy joins a device when it works.
-            ensure!(
-                matches!(
-                    (route, error.errno()),
-                    (Route::Direct, libc::ENETDOWN) | (Route::Proxy, libc::EAGAIN)
-                ),
-                "{route}: {error}"
-            );
-            ensure!(error.to_string().contains("port 1"), "{route}: {error}");
-        }
+        let mut rebind = || near.rebind(Duration::from_millis(200)).err();
+        let fails = |error: &ibgda::Error| {
+            error.errno() == libc::ENETDOWN && error.to_string().contains("port 1")
+        };
+        // Until then it is not back at all.
+        wait_until("only its port is down", || {
+            rebind().as_ref().is_some_and(fails)
+        });
+        // The same once more, and not that it is not lost.
+        let again = rebind().context("the port is down")?;
+        ensure!(fails(&again), "{route}: {again}");
+        drop(down);
         near.rebind(Duration::from_nanos(PATIENCE))?;
         near.create_cq(16).with_context(|| route.to_string())?;
     }

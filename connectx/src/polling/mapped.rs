@@ -28,7 +28,7 @@ pub const PAGES: Range<u32> = FIRST_UAR + 0x100..FIRST_UAR + 0x900;
 /// How long after the look before at its page a doorbell may be found without counting as late.
 pub const IN_TIME: Duration = Duration::from_micros(5);
 
-/// Doorbells that were found and not told yet, at most: more than there are registers.
+/// Doorbells that were found and not told yet, at most: then who looks waits.
 const MOST: usize = 1 << 16;
 
 /// Pages that are looked at.

@@ -27,7 +27,8 @@ pub struct ibgda_cq_attr {
     pub flags: u32,
     /// 0.
     pub reserved: u32,
-    /// Where it lies, ibgda_cq_memory_bytes long; NULL: in memory of the host. Not with IBGDA_CQ_EVENTS.
+    /// Where it lies, ibgda_cq_memory_bytes long; NULL: in memory of the host. On route direct only, and not with
+    /// IBGDA_CQ_EVENTS.
     pub memory: *const ibgda_queue_memory,
 }
 

@@ -232,9 +232,10 @@ pub(super) fn gpu_of(context: &Context) -> Bdf {
     context.pair().gpu
 }
 
-/// Takes `length` bytes from byte `offset` of a dma-buf on, mapped here at `address`, for one queue: whoever posts and
-/// polls sees it at `address`. The file may be closed afterwards. EINVAL: offset, address or length are no multiples of
-/// 4096, or zero; EBADF: no file.
+/// Takes `length` bytes from byte `offset` of a dma-buf on, mapped at `address` for this process's processors, for one
+/// queue whose requests threads of the host post; a GPU's kernels need memory of ibgda_alloc_queue_memory. The file may be
+/// closed afterwards. EINVAL: offset, address or length are no multiples of 4096, address or length are zero, or the
+/// address is of a GPU's memory; EBADF: no file.
 ///
 /// # Safety
 /// Those bytes are mapped there for reading and writing until the memory and the queue in it are destroyed, and nobody

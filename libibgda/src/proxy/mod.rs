@@ -83,7 +83,7 @@ impl Session {
         }))
     }
 
-    /// The device, opened, and its port. Where it was lost before, anything that stands in the way is that it is not back.
+    /// The device, opened, and its port. Where it was lost before, that there is none is that it is not back.
     fn find(&self, generation: u32) -> Result<(String, Arc<devx::Device>, Port)> {
         let find = || {
             let name = name_of(&self.nic, self.bdf)?;
@@ -91,15 +91,15 @@ impl Session {
             let port = port::active(&verbs, self.port)?;
             Ok((name, verbs, port))
         };
-        find().map_err(|error: Error| match generation {
-            1 => error,
-            _ => Error::new(
+        find().map_err(|error: Error| match error.errno() {
+            libc::ENODEV | libc::ENXIO | libc::EIO | libc::EINVAL if generation > 1 => Error::new(
                 Source::Verbs,
                 libc::EAGAIN,
                 format!("rebind {}", self.nic),
                 format!("it is not back: {}: {}", error.what(), error.why()),
                 "try again in a second",
             ),
+            _ => error,
         })
     }
 

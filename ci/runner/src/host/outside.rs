@@ -10,8 +10,10 @@ use anyhow::{Result, ensure};
 use super::child::{Guarded, describe};
 use super::{Options, log_file, model};
 
-/// For the agent to end once the guest's port has closed.
-const END: Duration = Duration::from_secs(10);
+/// For the agent to end once the guest's port has closed: it may have to wait for a kernel first, for two minutes.
+const END: Duration = Duration::from_secs(130);
+/// To end when it is told to.
+const TERMINATE: Duration = Duration::from_secs(10);
 
 /// Where the agent is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -56,7 +58,7 @@ pub fn start(options: &Options) -> Result<Option<Guarded>> {
 pub fn end(mut agent: Guarded) -> Result<()> {
     let status = agent.wait(END)?;
     if status.is_none() {
-        agent.terminate(END)?;
+        agent.terminate(TERMINATE)?;
     }
     ensure!(
         status.is_some_and(|status| status.success()),

@@ -67,9 +67,11 @@ pub fn run(vms: &[Vm<'_>]) -> Result<(usize, Outcome)> {
         Some(model) => model::end(model, outcome)?,
         None => outcome,
     };
-    if matches!(outcome, Outcome::Command(0)) {
-        // Nothing else says so.
-        agent?;
+    match (agent, &outcome) {
+        (Err(error), Outcome::Command(0)) => return Err(error),
+        // What is worse comes first.
+        (Err(error), _) => eprintln!("{error:#}"),
+        (Ok(()), _) => {}
     }
     Ok((which, outcome))
 }

@@ -218,7 +218,8 @@ impl Pair {
     /// Drops what was made, binds what was lost again, and makes all anew.
     pub fn recover(self, choice: &Choice, patience: Duration, stop: &Stop) -> Result<Self> {
         let deadline = Instant::now() + patience;
-        let (settings, (.., route)) = (self.settings, self.names());
+        let routes = |pair: &Self| [&pair.near, &pair.far].map(|end| end.context.route());
+        let (settings, before) = (self.settings, routes(&self));
         let mut contexts = [self.near, self.far].map(|end| end.context);
         loop {
             for context in &mut contexts {
@@ -226,11 +227,12 @@ impl Pair {
             }
             match Self::of(contexts, choice, settings) {
                 Ok(pair) => {
-                    let (near, _, now) = pair.names();
-                    ensure!(
-                        now == route,
-                        "{near} is back, and only route {now} works where {route} did"
-                    );
+                    for (now, before) in routes(&pair).into_iter().zip(before) {
+                        ensure!(
+                            now == before,
+                            "the NIC is back, and only route {now} works where {before} did"
+                        );
+                    }
                     return Ok(pair);
                 }
                 // It can be lost once more meanwhile.
@@ -254,8 +256,10 @@ fn wait_for(context: &mut Context, deadline: Instant, stop: &Stop) -> Result<()>
         let Err(error) = context.rebind(left.min(LOOK)) else {
             continue;
         };
-        let final_ = matches!(error.errno(), libc::EACCES | libc::EPERM);
-        if final_ || left.is_zero() {
+        // Bound, and not opened yet; or not back.
+        let not_yet = context.state().state == READY
+            || matches!(error.errno(), libc::EAGAIN | libc::EHOSTDOWN);
+        if !not_yet || left.is_zero() {
             return Err(error).with_context(|| format!("{name} has not come back"));
         }
         if stop.asked() {
