@@ -51,7 +51,6 @@ pub fn write(device: &mut Device, halves: &mut Halves, page: u32, offset: u64, v
 }
 
 /// A write to a UAR page that has no owner.
-#[track_caller]
 pub fn stale(device: &mut Device, page: u32, offset: u64) {
     device.counters.stale_doorbells += 1;
     device.refuse(
