@@ -4,6 +4,7 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
+use std::path::Path;
 use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -420,6 +421,44 @@ fn a_byte_that_differs_between_the_paths_is_found() -> Result<()> {
 /// Waits until the report of a run says so.
 fn report_says(path: &str, what: &str, condition: impl Fn(&Value) -> bool) {
     wait_until(what, || json(path).is_ok_and(|report| condition(&report)));
+}
+
+/// A NIC can be back before its port is: that is waited for as the NIC is, on the proxy route too.
+#[test]
+fn stress_waits_for_the_port_of_a_nic_that_is_back() -> Result<()> {
+    let _allowed = allow();
+    let path = scratch("stress-port.json");
+    let command = with(&["stress", "--for", "1h", "--route", "proxy"], &NAMES);
+    let mut stress = start(&with(
+        &command,
+        &["--report", &path, "--report-every", "1s"],
+    ))?;
+    report_says(&path, "data has moved", |report| {
+        report["totals"]["rounds"].as_u64() > Some(0)
+    });
+    machine::inject_error(nics()[1], machine::FATAL);
+    ask_model("link", &["nic1", "down"]);
+    let mut back = || -> Result<()> {
+        let state = Path::new("/sys/class/infiniband/mlx5_1/ports/1/state");
+        wait_until("the NIC is gone", || !state.exists());
+        wait_until("the NIC is back", || state.exists());
+        // Longer than one try to join it.
+        sleep(Duration::from_secs(2));
+        ensure!(stress.child.try_wait()?.is_none(), "it did not wait");
+        Ok(())
+    };
+    let seen = back();
+    ask_model("link", &["nic1", "up"]);
+    seen?;
+    report_says(&path, "the loss is over", |report| {
+        report["losses"]
+            .as_array()
+            .is_some_and(|losses| !losses.is_empty())
+    });
+    signal(&stress, libc::SIGINT);
+    stress.end()?.ended_with(0)?;
+    wait_for_rdma(nics()[1]);
+    Ok(())
 }
 
 #[test]

@@ -12,7 +12,7 @@ use crate::{
     stop::Stop,
 };
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
-use ibgda::{Context, QueuePair, Route, Status};
+use ibgda::{Context, QueuePair, Route, Source, Status};
 use ibgda_device::kernels::requests::ibgda_request;
 use std::{
     thread,
@@ -256,10 +256,11 @@ fn wait_for(context: &mut Context, deadline: Instant, stop: &Stop) -> Result<()>
         let Err(error) = context.rebind(left.min(LOOK)) else {
             continue;
         };
-        // Bound, and not opened yet; or not back.
-        let not_yet = context.state().state == READY
-            || matches!(error.errno(), libc::EAGAIN | libc::EHOSTDOWN);
-        if !not_yet || left.is_zero() {
+        // What the broker refuses stays so; a NIC that is not back, or not ready to be opened, does not.
+        let refused = matches!(error.origin(), Source::Broker)
+            && !matches!(error.errno(), libc::EAGAIN | libc::EHOSTDOWN)
+            && context.state().state != READY;
+        if refused || left.is_zero() {
             return Err(error).with_context(|| format!("{name} has not come back"));
         }
         if stop.asked() {
