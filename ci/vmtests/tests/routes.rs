@@ -229,21 +229,38 @@ fn check(errno: i32) -> Result<()> {
     Ok(())
 }
 
+/// What C programs open the first NIC by.
+struct Names {
+    nic: CString,
+    gpu: CString,
+}
+
+impl Names {
+    fn of(machine: &Machine) -> Result<Self> {
+        Ok(Self {
+            nic: CString::new(machine.nics[0].to_string())?,
+            gpu: CString::new(machine.gpu.to_string())?,
+        })
+    }
+
+    /// Valid as long as the names.
+    fn attr(&self, route: u32) -> capi::ibgda_open_attr {
+        capi::ibgda_open_attr {
+            size: size_of::<capi::ibgda_open_attr>() as u32,
+            port: 1,
+            nic: self.nic.as_ptr(),
+            gpu: self.gpu.as_ptr(),
+            route,
+            reserved: 0,
+        }
+    }
+}
+
 #[test]
 fn c_programs_choose_routes_and_older_ones_need_not_know_of_them() -> Result<()> {
     let machine = Machine::take();
-    let (nic, gpu) = (
-        CString::new(machine.nics[0].to_string())?,
-        CString::new(machine.gpu.to_string())?,
-    );
-    let attr = capi::ibgda_open_attr {
-        size: size_of::<capi::ibgda_open_attr>() as u32,
-        port: 1,
-        nic: nic.as_ptr(),
-        gpu: gpu.as_ptr(),
-        route: capi::IBGDA_ROUTE_CPU_DOORBELL,
-        reserved: 0,
-    };
+    let names = Names::of(&machine)?;
+    let attr = names.attr(capi::IBGDA_ROUTE_CPU_DOORBELL);
     for (attr, route, words) in [
         (attr, capi::IBGDA_ROUTE_CPU_DOORBELL, c"direct: not used"),
         // A program that was built when the struct ended before the route; what is behind it there is not read.

@@ -9,9 +9,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
+use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
+use std::vec::Drain;
 
 use super::{Page, Pause, Ring, Rings, Rung, Watched};
 use crate::engine::doorbell;
@@ -135,7 +136,12 @@ impl Poller {
         };
         match threads {
             Threads::One => {
-                poller.start("doorbells", move |shared| Look::new(shared).alone(spin))?;
+                poller.start("doorbells", move |shared| {
+                    Look::new(shared).run(spin, |found| {
+                        found.for_each(|found| found.tell(&shared.fabric));
+                        true
+                    });
+                })?;
             }
             Threads::Two => {
                 let (sender, receiver) = sync_channel(MOST);
@@ -143,7 +149,11 @@ impl Poller {
                     tell_what_comes(shared, spin, &receiver);
                 })?;
                 poller.start("doorbells", move |shared| {
-                    Look::new(shared).for_another(spin, &sender, &teller);
+                    Look::new(shared).run(spin, |mut found| {
+                        let sent = found.all(|found| sender.send(found).is_ok());
+                        teller.unpark();
+                        sent
+                    });
                 })?;
             }
         }
@@ -264,8 +274,8 @@ impl<'a> Look<'a> {
         }
     }
 
-    /// Looks and tells.
-    fn alone(mut self, spin: Duration) {
+    /// Looks, and hands over what it has found, until that returns false.
+    fn run(mut self, spin: Duration, mut hand_over: impl FnMut(Drain<'_, Found>) -> bool) {
         let mut pause = Pause::new(spin);
         let mut freed = Freed::All;
         while !self.shared.stop.load(Ordering::Relaxed) {
@@ -276,30 +286,9 @@ impl<'a> Look<'a> {
             }
             pause.worked();
             freed = Freed::One;
-            for found in self.found.drain(..) {
-                found.tell(&self.shared.fabric);
+            if !hand_over(self.found.drain(..)) {
+                return;
             }
-        }
-    }
-
-    /// Looks, and has another thread tell.
-    fn for_another(mut self, spin: Duration, to: &SyncSender<Found>, teller: &Thread) {
-        let mut pause = Pause::new(spin);
-        let mut freed = Freed::All;
-        while !self.shared.stop.load(Ordering::Relaxed) {
-            self.look(freed);
-            if self.found.is_empty() {
-                freed = Freed::after(pause.wait(&Next::At(None)));
-                continue;
-            }
-            pause.worked();
-            freed = Freed::One;
-            for found in self.found.drain(..) {
-                if to.send(found).is_err() {
-                    return;
-                }
-            }
-            teller.unpark();
         }
     }
 

@@ -3,7 +3,7 @@
 //! context.
 
 use crate::{
-    check,
+    Names, check,
     link::{Link, PATIENCE, ROUTES, open},
     support::{Machine, ask_model, inject_fatal_error},
 };
@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use ibgda::{AsyncEvent, AsyncEventKind, Context, Route, Status, capi};
 use std::{
     cell::Cell,
-    ffi::{CStr, CString, c_void},
+    ffi::{CStr, c_void},
     fs,
     ptr::null_mut,
     sync::{
@@ -275,18 +275,8 @@ unsafe extern "C" fn note(event: *const capi::ibgda_async_event, user: *mut c_vo
 #[test]
 fn c_programs_hear_of_the_loss_too() -> Result<()> {
     let machine = Machine::take();
-    let (nic, gpu) = (
-        CString::new(machine.nics[0].to_string())?,
-        CString::new(machine.gpu.to_string())?,
-    );
-    let attr = capi::ibgda_open_attr {
-        size: size_of::<capi::ibgda_open_attr>() as u32,
-        port: 1,
-        nic: nic.as_ptr(),
-        gpu: gpu.as_ptr(),
-        route: capi::IBGDA_ROUTE_CPU_DOORBELL,
-        reserved: 0,
-    };
+    let names = Names::of(&machine)?;
+    let attr = names.attr(capi::IBGDA_ROUTE_CPU_DOORBELL);
     let notes = Box::new(Notes::default());
     let user = (&raw const *notes).cast_mut().cast();
     let mut context = null_mut();

@@ -2,7 +2,7 @@
 //! Queues of other kinds than the usual: collapsed CQs, BlueFlame doorbell pages, queues in a dma-buf.
 
 use crate::{
-    check,
+    Names, check,
     link::{self, Link, PATIENCE, connect, open},
     support::{Machine, model_count},
 };
@@ -23,7 +23,7 @@ use ibgda_vmtests::{
 };
 use memmap2::{MmapOptions, MmapRaw};
 use std::{
-    ffi::{CStr, CString},
+    ffi::CStr,
     fs::File,
     io,
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
@@ -399,18 +399,8 @@ fn queues_lie_in_a_dma_buf() -> Result<()> {
 #[test]
 fn queues_of_the_c_abi_lie_in_a_dma_buf() -> Result<()> {
     let machine = Machine::take();
-    let (nic, gpu) = (
-        CString::new(machine.nics[0].to_string())?,
-        CString::new(machine.gpu.to_string())?,
-    );
-    let attr = capi::ibgda_open_attr {
-        size: size_of::<capi::ibgda_open_attr>() as u32,
-        port: 1,
-        nic: nic.as_ptr(),
-        gpu: gpu.as_ptr(),
-        route: capi::IBGDA_ROUTE_DIRECT,
-        reserved: 0,
-    };
+    let names = Names::of(&machine)?;
+    let attr = names.attr(capi::IBGDA_ROUTE_DIRECT);
     let (mut context, mut heap, mut cq, mut qp) = (null_mut(), null_mut(), null_mut(), null_mut());
     let (mut peer_cq, mut peer) = (null_mut(), null_mut());
     let mut qp_attr = capi::ibgda_qp_attr {
@@ -548,7 +538,7 @@ fn queues_of_the_c_abi_lie_in_a_dma_buf() -> Result<()> {
             "{words}"
         );
         // Without CUDA, it says so.
-        for gpu in [null(), gpu.as_ptr()] {
+        for gpu in [null(), attr.gpu] {
             let mut there = null_mut();
             let none = capi::ibgda_qp_device_handle_on(qp, gpu, &mut there);
             let words = CStr::from_ptr(capi::ibgda_last_error()).to_string_lossy();

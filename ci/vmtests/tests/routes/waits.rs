@@ -2,7 +2,7 @@
 //! Waiting for CQ events through the kernel's DevX event channel, and what the NIC says of queue pairs.
 
 use crate::{
-    check, heard,
+    Names, check, heard,
     link::{self, Link, PATIENCE, ROUTES, connect, open},
     support::{Machine, inject_fatal_error, model_objects},
 };
@@ -13,7 +13,6 @@ use ibgda::{
 };
 use ibgda_test_kernels::Poller;
 use std::{
-    ffi::CString,
     ptr::{null_mut, with_exposed_provenance},
     thread,
     time::{Duration, Instant},
@@ -197,18 +196,8 @@ fn what_the_nic_says_of_a_queue_pair_is_heard() -> Result<()> {
 #[test]
 fn queues_with_events_come_and_go_while_a_thread_waits() -> Result<()> {
     let machine = Machine::take();
-    let (nic, gpu) = (
-        CString::new(machine.nics[0].to_string())?,
-        CString::new(machine.gpu.to_string())?,
-    );
-    let attr = capi::ibgda_open_attr {
-        size: size_of::<capi::ibgda_open_attr>() as u32,
-        port: 1,
-        nic: nic.as_ptr(),
-        gpu: gpu.as_ptr(),
-        route: capi::IBGDA_ROUTE_CPU_DOORBELL,
-        reserved: 0,
-    };
+    let names = Names::of(&machine)?;
+    let attr = names.attr(capi::IBGDA_ROUTE_CPU_DOORBELL);
     let cq_attr = capi::ibgda_cq_attr {
         entries: 16,
         flags: capi::IBGDA_CQ_EVENTS,
